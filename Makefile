@@ -1,0 +1,57 @@
+# Every target sets up .venv on first use, and again when the C++ core or pyproject.toml changes.
+
+PYTHON ?= python3
+# Installed first, and exactly: pyproject.toml allows a range, but this release is the one we test. Override it
+# for another build of torch, e.g. TORCH='torch==2.13.0+cpu' where pip would fetch gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+# More arguments for the command behind `make demo` or `make test`.
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+
+BIN := .venv/bin
+READY := .venv/.ready
+NATIVE := $(shell find native -type f)
+STUB := src/tacit/_core.pyi
+STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
+
+.PHONY: help demo test check stub bench clean distclean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
+
+demo: $(READY)  ## train a small model with several strategies, and compare them
+	@$(BIN)/tacit demo $(ARGS)
+
+test: $(READY)  ## run the tests
+	@$(BIN)/pytest $(ARGS)
+
+check: $(READY)  ## lint, formats, types, and the stub of the C++ core
+	@echo "ruff check";   $(BIN)/ruff check -q
+	@echo "ruff format";  $(BIN)/ruff format -q --check || { echo "run: $(BIN)/ruff format"; exit 1; }
+	@echo "mypy";         $(BIN)/mypy --no-error-summary
+	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE))
+	@echo "stub";         mkdir -p build && $(STUBGEN) build/_core.pyi && diff -u $(STUB) build/_core.pyi || { echo "$(STUB) is out of date; run: make stub"; exit 1; }
+
+stub: $(READY)  ## write the stub of the C++ core again
+	@$(STUBGEN) $(STUB)
+
+bench: $(READY)  ## run the benchmarks: one JSON record a line
+	@set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+
+clean:  ## remove what builds, tests and runs leave
+	@rm -rf build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv
+	@rm -rf .venv
+
+$(READY): pyproject.toml CMakeLists.txt $(NATIVE)
+	@PYTHON="$(PYTHON)" scripts/bootstrap
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tacit needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing $(TORCH)"; $(BIN)/pip install -q "$(TORCH)"
+	@echo "building tacit and installing what it needs"; $(BIN)/pip install -q -e '.[dev]'
+	@touch $@
