@@ -1,0 +1,84 @@
+"""tacit: training on the network you have, as if it were faster, by saying less.
+
+import tacit
+handle = tacit.attach(model, optimizer, "every / int8(block=256) / sharded")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.attachments import Handle, attach
+    from tacit.codecs import register as register_codec
+    from tacit.errors import TacitError
+    from tacit.requests import (
+        Codec,
+        Conversation,
+        Gather,
+        Heard,
+        Lanes,
+        Max,
+        Payload,
+        Sum,
+        TableSum,
+        Total,
+        Traits,
+        Turn,
+        loop_back,
+    )
+    from tacit.strategy import Strategy
+
+_WHERE = {
+    "Codec": "requests",
+    "Conversation": "requests",
+    "Gather": "requests",
+    "Handle": "attachments",
+    "Heard": "requests",
+    "Lanes": "requests",
+    "Max": "requests",
+    "Payload": "requests",
+    "Strategy": "strategy",
+    "Sum": "requests",
+    "TableSum": "requests",
+    "TacitError": "errors",
+    "Total": "requests",
+    "Traits": "requests",
+    "Turn": "requests",
+    "attach": "attachments",
+    "loop_back": "requests",
+    "register_codec": "codecs",
+}
+
+__all__ = [
+    "Codec",
+    "Conversation",
+    "Gather",
+    "Handle",
+    "Heard",
+    "Lanes",
+    "Max",
+    "Payload",
+    "Strategy",
+    "Sum",
+    "TableSum",
+    "TacitError",
+    "Total",
+    "Traits",
+    "Turn",
+    "attach",
+    "loop_back",
+    "register_codec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that `tacit.sim` and the command line start without torch."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tacit")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    value = getattr(import_module(f"tacit.{_WHERE[name]}"), {"register_codec": "register"}.get(name, name))
+    globals()[name] = value
+    return value

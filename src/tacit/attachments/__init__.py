@@ -1,0 +1,81 @@
+"""The public two lines: puts a Strategy on a model that is already distributed, and hands back a Handle.
+
+(The room is not called `attach`: importing a submodule of that name would hide the function `tacit.attach`.)
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tacit.attachments.handle import Attachment, Handle
+from tacit.buckets import group_names, parameter_names
+from tacit.errors import ConfigError
+from tacit.strategy import Strategy
+from tacit.units import parse_size
+
+__all__ = ["Attachment", "Handle", "attach"]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    strategy: str | Strategy = "every / int8(block=256) / sharded",
+    *,
+    bucket: str | int = "4MiB",
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    records: str | Path | None = None,
+) -> Handle:
+    """A handle on `model`, whose gradients from now on travel as `strategy` says. Call it on all ranks alike.
+
+    `model` is a DDP module, an FSDP2 module (`fully_shard`) or a plain module, which then behaves like a DDP one:
+    after `backward()` the gradients are means over ranks. `optimizer` only tells the parameter groups.
+
+    `bucket` is the size of what travels together; `seed` makes rounding repeatable; `timeout` (default: the process
+    group's) bounds every wait; `records` names a JSONL file that gets one record a step. For a plain module `group` is
+    the ranks that share it; for FSDP2 it is the replicas on other hosts, whose all-reduce then takes the strategy.
+    """
+    parsed = Strategy.parse(strategy)
+    bucket_nbytes = parse_size(bucket)
+    if bucket_nbytes < 1:
+        raise ConfigError(f"bucket={bucket}: a bucket has at least one byte; the default is 4MiB")
+    parameters = parameter_names(model)
+    groups = group_names(parameters, optimizer)
+    handle = Handle(parsed, seed=seed, records=records)
+    if not dist.is_available() or not dist.is_initialized():
+        return handle  # one process: there is nobody to talk to
+    core: Any = getattr(model, "_orig_mod", model)
+    kind = _kind(core)
+    if kind == "ddp":
+        from tacit.attachments.ddp import attach_ddp
+
+        if group is not None:
+            raise ConfigError("group= is the process group of DDP(..., process_group=...); leave it out here")
+        attach_ddp(handle, core, parameters, groups, bucket_nbytes, timeout)
+    elif kind == "fsdp2":
+        from tacit.attachments.fsdp import attach_fsdp
+
+        attach_fsdp(handle, core, groups, group)
+    else:
+        from tacit.attachments.plain import attach_plain
+
+        attach_plain(handle, core, parameters, groups, bucket_nbytes, group, timeout)
+    return handle
+
+
+def _kind(model: nn.Module) -> str:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return "ddp"
+    names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    if "FullyShardedDataParallel" in names:
+        raise ConfigError(
+            "FSDP1 has no place for a codec in its reduce-scatter; move to FSDP2 (fully_shard) or DDP"
+        )
+    if any(isinstance(m, nn.parallel.DistributedDataParallel) for m in model.modules()):
+        raise ConfigError("the model contains a DDP module; attach that one, not its parent")
+    return "fsdp2" if "FSDPModule" in names else "plain"

@@ -1,0 +1,76 @@
+"""One backward pass: gradients arrive one by one, leave in tacit's own buckets, and are means when backward returns.
+
+Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose hooks bring one parameter.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tacit.attachments.handle import Handle
+from tacit.buckets import Bucket, flat_view
+from tacit.errors import TacitError
+from tacit.exchange import Exchange, Job
+
+
+class Backward:
+    """Collects the gradients of one pass after another. All methods run in the training thread."""
+
+    def __init__(self, handle: Handle, exchange: Exchange, buckets: list[Bucket]):
+        self.handle, self.exchange, self.buckets = handle, exchange, buckets
+        self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
+        self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
+        self._reset()
+
+    def _reset(self) -> None:
+        self.arrived: dict[str, Tensor] = {}
+        self._missing = [len(bucket.names) for bucket in self.buckets]
+        self._jobs: list[Job] = []
+
+    @property
+    def started(self) -> bool:
+        return bool(self.arrived)
+
+    def arrive(
+        self, name: str, gradient: Tensor, delivered: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """`gradient`, 1-D, will be overwritten with the mean; then `delivered(name)` is called in the codec thread."""
+        if name in self.arrived:
+            raise TacitError(
+                f"the gradient of {name!r} came twice in one backward pass: an earlier pass was interrupted, and the ranks "
+                f"no longer agree on what comes next; restart from the last checkpoint"
+            )
+        self.arrived[name] = gradient
+        self._missing[self._bucket_of[name].index] -= 1
+        while len(self._jobs) < len(self.buckets) and self._missing[len(self._jobs)] == 0:
+            self._jobs.append(self._send(self.buckets[len(self._jobs)], delivered))
+
+    def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Job:
+        parts = [self.arrived[name] for name in bucket.names]
+        whole = flat_view(parts)
+        x = torch.cat(parts) if whole is None else whole
+
+        def deliver(mean: Tensor) -> None:
+            if whole is not None:
+                whole.copy_(mean)
+            else:
+                for part, new in zip(parts, mean.split(bucket.layout.numels), strict=True):
+                    part.copy_(new)
+            for name in bucket.names:
+                delivered(name)
+
+        self.exchange.seed = self.handle.seed
+        return self.exchange.reduce(bucket, x, self.handle.memory, self.handle.step, deliver)
+
+    def finish(self) -> None:
+        """Waits until every gradient is a mean; raises what ended the exchange."""
+        jobs, numel = self._jobs, sum(self.numels.values())
+        self._reset()
+        self.exchange.wait(jobs)
+        self.handle.stepped(numel)
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Runs `function` when the backward pass that is under way has computed everything, before it returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

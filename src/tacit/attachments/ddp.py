@@ -1,0 +1,153 @@
+"""DistributedDataParallel, through its communication hook.
+
+DDP brings its buckets, which it rebuilds after the first step; they are cut anew into tacit's own (buckets.py), without
+a copy wherever these lie inside one of DDP's. Accumulation, unused parameters and static graphs stay DDP's business.
+"""
+
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.handle import Handle, agree, own_group
+from tacit.buckets import digest_of, plan
+from tacit.errors import ConfigError
+from tacit.exchange import Exchange
+from tacit.transports import Wire
+
+
+def attach_ddp(
+    handle: Handle,
+    ddp: nn.parallel.DistributedDataParallel,
+    parameters: Mapping[str, nn.Parameter],
+    groups: Mapping[str, str],
+    bucket_nbytes: int,
+    timeout: timedelta | None,
+) -> None:
+    if dist.get_world_size(ddp.process_group) == 1:
+        return
+    wire = Wire(own_group(ddp.process_group, timeout))
+    agree(wire, handle.strategy, [digest_of(parameters.items()), bucket_nbytes, handle.seed])
+    attachment = DdpAttachment(handle, ddp, wire, parameters, groups, bucket_nbytes)
+    try:
+        ddp.register_comm_hook(attachment, _hook)
+    except RuntimeError as cause:
+        raise ConfigError(
+            "this DDP module already has a communication hook; attach a fresh DDP(model)"
+        ) from cause
+    handle.fasten(attachment)
+
+
+class DdpAttachment:
+    """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        ddp: nn.parallel.DistributedDataParallel,
+        wire: Wire,
+        parameters: Mapping[str, nn.Parameter],
+        groups: Mapping[str, str],
+        bucket_nbytes: int,
+    ):
+        self.wire, self._ddp = wire, ddp
+        buckets = plan(parameters, groups, bucket_nbytes)
+        self._name_of = {id(parameter): name for name, parameter in parameters.items()}
+        self.exchange: Exchange | None = Exchange(
+            wire,
+            handle.strategy.who,
+            handle.strategy.what,
+            handle.stats,
+            device=buckets[0].device,
+            seed=handle.seed,
+        )
+        self._backward = Backward(handle, self.exchange, buckets)
+        self._pending: dict[str, _Pending] = {}
+
+    @property
+    def numels(self) -> dict[str, int]:
+        return self._backward.numels
+
+    def take(self, bucket: GradBucket) -> Future[Tensor]:
+        """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
+        if not self._backward.started:
+            call_after_backward(self._finish)
+        buffer = bucket.buffer()
+        names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
+        pending = _Pending(buffer, len(names))
+        self._pending.update(dict.fromkeys(names, pending))
+        start = 0
+        for name in names:
+            stop = start + self._backward.numels[name]
+            self._backward.arrive(name, buffer[start:stop], self._delivered)
+            start = stop
+        return pending.future
+
+    def _delivered(self, name: str) -> None:
+        self._pending[name].count_down()
+
+    def _finish(self) -> None:
+        try:
+            self._backward.finish()
+        except BaseException as cause:
+            for pending in set(self._pending.values()):
+                pending.fail(cause)
+            raise
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
+    def close(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.close()
+
+
+class _Pending:
+    """A DDP bucket that waits for `missing` parameters; its future ends with the buffer, or with the error."""
+
+    def __init__(self, buffer: Tensor, missing: int):
+        devices: list[Any] = [] if buffer.device.type == "cpu" else [buffer.device]
+        self._buffer, self._missing = buffer, missing
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._start: Future[None] = Future(devices=devices)
+        self.future: Future[Tensor] = self._start.then(self._end)
+
+    def count_down(self) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing != 0:
+                return
+        self._start.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._missing <= 0:
+                return
+            self._missing, self._error = 0, error
+        self._start.set_result(None)
+
+    def _end(self, start: Any) -> Tensor:
+        if self._error is not None:
+            raise self._error
+        return self._buffer
+
+
+def _hook(attachment: DdpAttachment, bucket: GradBucket) -> Future[Tensor]:
+    if attachment.exchange is not None:
+        return attachment.take(bucket)
+    group = attachment._ddp.process_group  # closed: DDP's hook cannot be taken off, so do what DDP does
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None
+    future: Future[Tensor] = work.get_future().then(lambda done: buffer)
+    return future

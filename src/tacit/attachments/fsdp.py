@@ -1,0 +1,314 @@
+"""FSDP2 (`fully_shard`), through its two open places.
+
+- 1-D mesh: the reduce-scatter takes the strategy. Row r of a parameter group's gradient is one conversation whose sum
+  only rank r needs, so only the first half of a sharded exchange is sent: (n - 1) / n of the payload.
+- `group=` replicas on other hosts: the reduce-scatter inside the host stays native, and the all-reduce between hosts,
+  on each shard, takes the strategy.
+
+FSDP2 calls both from its own place in the backward pass and waits, so no thread of tacit's is involved.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from tacit.attachments.handle import Handle, agree, switched_off
+from tacit.errors import ConfigError, ConformanceError
+from tacit.exchange import converse, counted
+from tacit.memory import BucketSlots, Run
+from tacit.requests import (
+    Conversation,
+    Heard,
+    Max,
+    Request,
+    Sum,
+    TableSum,
+    Total,
+    as_heard,
+    look_up,
+    turn_for,
+)
+from tacit.transports import Scheme, Wire
+
+
+def attach_fsdp(
+    handle: Handle, model: nn.Module, groups: Mapping[str, str], replicas: dist.ProcessGroup | None
+) -> None:
+    units = [_Unit.of(module, model, groups) for module in model.modules() if isinstance(module, FSDPModule)]
+    units = [unit for unit in units if unit.names]
+    wire = Wire(replicas if replicas is not None else units[0].group)
+    if wire.world == 1:
+        return
+    for unit in units:
+        if unit.hsdp:
+            raise ConfigError(
+                "native HSDP all-reduces by itself; build FSDP2 on a 1-D mesh and pass group=the replicas"
+            )
+        if any(unit.dims) and handle.strategy.what.traits.remembers:
+            raise ConfigError(
+                f"{unit.names[0]!r} is sharded along dimension {max(unit.dims)}; {handle.strategy.what} needs 0"
+            )
+    agree(wire, handle.strategy, [(unit.names, unit.shapes) for unit in units] + [handle.seed])
+    handle.fasten(FsdpAttachment(handle, model, units, wire, scatter=replicas is None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One `fully_shard`ed module's parameters, as FSDP2 lays them out for its reduce-scatter."""
+
+    module: FSDPModule
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[int, ...]
+    label: str
+    hsdp: bool
+    group: Any  # a ProcessGroup; None in a unit without parameters
+
+    @staticmethod
+    def of(module: FSDPModule, model: nn.Module, groups: Mapping[str, str]) -> "_Unit":
+        found = module._get_fsdp_state()._fsdp_param_groups
+        if len(found) > 1:
+            raise ConfigError(
+                "a module sharded over several meshes cannot take a strategy; shard it over one"
+            )
+        name_of = {id(p): name for name, p in model.named_parameters()}
+        params = [p for g in found for p in g.fsdp_params if p.sharded_param.requires_grad]
+        names = tuple(name_of[id(p.sharded_param)] for p in params)
+        return _Unit(
+            module=module,
+            names=names,
+            shapes=tuple(tuple(p._orig_size) for p in params),
+            dims=tuple(p.fsdp_placement.dim for p in params),
+            label=groups[names[0]] if names else "0",
+            hsdp=any(g._is_hsdp for g in found),
+            group=found[0]._reduce_scatter_process_group if found else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A unit's gradient as FSDP2 hands it over: `world` rows, each with one chunk of every parameter, padded to equal size.
+
+    Cut along dimension 0, a parameter's chunks one behind the other are the parameter itself, then padding.
+    """
+
+    names: tuple[str, ...]
+    numels: tuple[int, ...]  # of the whole parameters
+    chunks: tuple[int, ...]  # of each in a row
+    world: int
+
+    @property
+    def key(self) -> str:
+        return self.names[0]
+
+    @property
+    def numel(self) -> int:
+        return self.world * sum(self.chunks)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        columns = flat.view(self.world, -1).split(self.chunks, dim=1)
+        return {
+            n: c.reshape(-1)[:numel] for n, numel, c in zip(self.names, self.numels, columns, strict=True)
+        }
+
+    def join(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        flat = like.new_zeros(self.numel)
+        columns = flat.view(self.world, -1).split(self.chunks, dim=1)
+        for name, column, chunk in zip(self.names, columns, self.chunks, strict=True):
+            if name in parts:
+                padded = like.new_zeros(self.world * chunk)
+                padded[: parts[name].numel()] = parts[name]
+                column.copy_(padded.view(self.world, chunk))
+        return flat
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSlots:
+    """One row of the unit's memory."""
+
+    unit: BucketSlots
+    row: int
+    world: int
+
+    def vector(self, slot: str) -> Tensor:
+        return self.unit.vector(slot).view(self.world, -1)[self.row]
+
+
+class FsdpAttachment:
+    """The strategy in every unit's reduce-scatter, or in its all-reduce between replicas."""
+
+    def __init__(
+        self, handle: Handle, model: nn.Module, units: Sequence[_Unit], wire: Wire, *, scatter: bool
+    ):
+        self.wire, self._handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
+        self.numels: dict[str, int] = {}
+        self._calls = 0
+        for unit in units:
+            if scatter:
+                comm = _ReduceScatter(self, unit)
+                self.numels.update(zip(unit.names, comm.layout.numels, strict=True))
+                unit.module.set_custom_reduce_scatter(comm)
+            else:
+                hook = _AllReduce(self, unit)
+                self.numels.update(zip(unit.names, hook.layout.numels, strict=True))
+                unit.module.set_all_reduce_hook(hook)
+
+    def stepped(self, numel: int) -> None:
+        """A round is over when every unit has spoken once."""
+        self._calls += 1
+        if self._calls % len(self._units) == 0:
+            self._handle.stepped(numel)
+
+    @property
+    def handle(self) -> Handle:
+        return self._handle
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return switched_off(self._model.set_requires_gradient_sync)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+        for unit in self._units:
+            if self._scatter:
+                unit.module.set_custom_reduce_scatter(DefaultReduceScatter())
+            else:
+                unit.module.set_all_reduce_hook(_plain_mean(self.wire))
+
+
+class _ReduceScatter(ReduceScatter):
+    """FSDP2's reduce-scatter: a conversation for every row, in lock step; rank r gets the sum of row r."""
+
+    def __init__(self, attachment: FsdpAttachment, unit: _Unit):
+        self._attachment, self._unit = attachment, unit
+        world = attachment.wire.world
+        numels = tuple(prod(shape) for shape in unit.shapes)
+        chunks = tuple(_chunk(shape, dim, world) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
+        self.layout = Rows(unit.names, numels, chunks, world)
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        handle, wire = self._attachment.handle, self._attachment.wire
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
+        if input_tensor.numel() != self.layout.numel:
+            raise ConfigError(
+                f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
+                f"parameters took no part; call model.set_reduce_scatter_unused_params(True)"
+            )
+        slots = handle.memory.of(self.layout, input_tensor.device)
+        with handle.stats.timed("wait"):
+            total = self._converse(input_tensor.view(wire.world, -1), slots)
+        output_tensor.copy_(total / wire.world if op == dist.ReduceOp.AVG else total)
+        self._attachment.stepped(input_tensor.numel())
+        return None
+
+    def _converse(self, rows: Tensor, slots: BucketSlots) -> Tensor:
+        handle, wire, codec = (
+            self._attachment.handle,
+            self._attachment.wire,
+            self._attachment.handle.strategy.what,
+        )
+        talks: list[Conversation] = []
+        for row, x in enumerate(rows):
+            turn = turn_for(
+                _RowSlots(slots, row, wire.world),
+                seed=handle.seed,
+                step=handle.step,
+                bucket=f"{self.layout.key}#{row}",
+                rank=wire.rank,
+                world=wire.world,
+            )
+            talks.append(codec.reduce(x, turn))
+        answers: list[Any] = [None] * wire.world
+        for _ in range(codec.traits.rounds):
+            with handle.stats.timed("encode"):
+                requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
+            with counted(wire, handle.stats, type(requests[0]).__name__, self._unit.label):
+                answers = scatter_answers(wire, handle.strategy.who, requests)
+        with handle.stats.timed("decode"):
+            heard = _end(talks[wire.rank], answers[wire.rank])
+            for row, talk in enumerate(talks):
+                if row != wire.rank and codec.traits.remembers:
+                    _end(talk, answers[row])
+        return heard.total
+
+
+def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> list[Any]:
+    """Answers to one request a row. Sums reach only the row's own rank; in the other rows this rank hears just itself,
+    which is enough to know what it said."""
+    if isinstance(requests[0], Sum):
+        sums = [r for r in requests if isinstance(r, Sum)]
+        total = wire.scatter_sum(sums)
+        alone = [Total(r.payload.unpack(), 1) for r in sums]
+        return [*alone[: wire.rank], Total(total, wire.world), *alone[wire.rank + 1 :]]
+    if isinstance(requests[0], TableSum):
+        tables = [r for r in requests if isinstance(r, TableSum)]
+        lanes = wire.scatter_table_sum(tables)
+        alone = [Total(look_up(r, r.index, r.numel), 1) for r in tables]
+        return [*alone[: wire.rank], Total(lanes, wire.world), *alone[wire.rank + 1 :]]
+    if isinstance(requests[0], Max):  # all rows in one
+        values = [r.value for r in requests if isinstance(r, Max)]
+        whole = wire.answer(scheme, Max(torch.cat([v.reshape(-1) for v in values])), 0)
+        return [
+            part.view_as(v) for part, v in zip(whole.split([v.numel() for v in values]), values, strict=True)
+        ]
+    return [wire.answer(scheme, request, 0) for request in requests]
+
+
+def _end(talk: Conversation, answer: Any) -> Heard:
+    try:
+        talk.send(answer)
+    except StopIteration as end:
+        return as_heard(end.value)
+    raise ConformanceError("the codec made more requests than it declares")
+
+
+def _chunk(shape: tuple[int, ...], dim: int, world: int) -> int:
+    return -(-shape[dim] // world) * prod(shape) // max(1, shape[dim]) if shape else 1
+
+
+class _AllReduce:
+    """The all-reduce of each shard between replicas: one whole conversation."""
+
+    def __init__(self, attachment: FsdpAttachment, unit: _Unit):
+        self._attachment, self._unit = attachment, unit
+        inside = dist.get_world_size(unit.group)
+        chunks = (_chunk(shape, dim, inside) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
+        self.layout = Run(unit.names, tuple(chunks))
+
+    def __call__(self, shard: Tensor) -> None:
+        handle, wire = self._attachment.handle, self._attachment.wire
+        turn = turn_for(
+            handle.memory.of(self.layout, shard.device),
+            seed=handle.seed,
+            step=handle.step,
+            bucket=self.layout.key,
+            rank=wire.rank,
+            world=wire.world,
+        )
+        talk = handle.strategy.what.reduce(shard, turn)
+        with handle.stats.timed("wait"):
+            heard = converse(wire, handle.strategy.who, talk, turn.own_seed, handle.stats, self._unit.label)
+        shard.copy_(heard.total / wire.world)
+        self._attachment.stepped(shard.numel())
+
+
+def _plain_mean(wire: Wire) -> Callable[[Tensor], None]:
+    def hook(shard: Tensor) -> None:
+        dist.all_reduce(shard, group=wire.group)
+        shard.div_(wire.world)
+
+    return hook

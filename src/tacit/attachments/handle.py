@@ -1,0 +1,169 @@
+"""What `attach` returns: figures, state and the way out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+
+from tacit import memory as memories
+from tacit.errors import PairingError
+from tacit.memory import Memory
+from tacit.records import Recorder
+from tacit.requests import Gather, seed_of
+from tacit.stats import Stats
+from tacit.strategy import Strategy
+from tacit.transports import Wire
+
+
+class Attachment(Protocol):
+    """How a strategy sits on one kind of model."""
+
+    @property
+    def wire(self) -> Wire: ...
+    @property
+    def numels(self) -> dict[str, int]:
+        """Elements that the memory of each parameter has."""
+        ...
+
+    def no_sync(self) -> AbstractContextManager[None]: ...
+    def close(self) -> None: ...
+
+
+class Handle:
+    """One strategy on one model on one rank. `close()` gives the model back to plain float32 exchange."""
+
+    def __init__(self, strategy: Strategy, *, seed: int = 0, records: str | Path | None = None):
+        self.strategy = strategy
+        self.stats = Stats()
+        self.memory = Memory()
+        self.seed = seed
+        self.step = 0
+        self.rank, self.world = 0, 1
+        self._attachment: Attachment | None = None
+        self._records = Recorder(records) if records is not None else None
+
+    def fasten(self, attachment: Attachment) -> None:
+        """Called once by the attachment, when all ranks have agreed."""
+        self._attachment = attachment
+        self.rank, self.world = attachment.wire.rank, attachment.wire.world
+
+    def stepped(self, numel: int) -> None:
+        """Called by the attachment after every round."""
+        self.step += 1
+        self.stats.stepped(numel)
+        if self._records is not None:
+            self._records.record(
+                "step", step=self.step, rank=self.rank, strategy=str(self.strategy), **self.stats.as_dict()
+            )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside it only accumulate, as with DDP.no_sync()."""
+        return self._attachment.no_sync() if self._attachment else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: tensors, numbers and text only, so it loads with `weights_only=True`."""
+        return {
+            "format": memories.FORMAT,
+            "strategy": str(self.strategy),
+            "world": self.world,
+            "rank": self.rank,
+            "step": self.step,
+            "seed": self.seed,
+            "memory": self.memory.state(),
+        }
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Every rank's state, on every rank: for checkpoints that one rank writes. All ranks must call it."""
+        states: list[Any] = [self.state_dict()]
+        if self._attachment is not None:
+            states = [None] * self.world
+            dist.all_gather_object(states, self.state_dict(), group=self._attachment.wire.group)
+        return {"format": memories.FORMAT, "ranks": states}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on from `state`: this rank's own, a full one, or a list of all ranks' states.
+
+        In the same world the next step has the same bits as in an unbroken run. In another world every rank takes the
+        mean of the old memories, which keeps what is still owed to the model.
+        """
+        chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
+        if self._attachment is not None:
+            self.memory.load(chosen["memory"], self._attachment.numels)
+        self.step, self.seed = int(chosen["step"]), int(chosen["seed"])
+
+    def close(self) -> None:
+        """Ends tacit's threads and files; safe to call twice."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.close()
+        if self._records is not None:
+            self._records.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> dist.ProcessGroup:
+    """A process group with the members of `parent` that only tacit uses: the user's own collectives cannot mix with its."""
+    ranks = dist.get_process_group_ranks(parent)
+    whole = len(ranks) == dist.get_world_size()
+    made = dist.new_group(
+        ranks,
+        timeout=timeout or _timeout_of(parent),
+        backend=dist.get_backend(parent),
+        use_local_synchronization=not whole,
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    group = group or dist.group.WORLD
+    assert group is not None
+    device = torch.device(
+        "cpu" if "gloo" in str(dist.get_backend(group)) else torch.accelerator.current_accelerator() or "cpu"
+    )
+    found: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
+    return found
+
+
+def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
+    """Raises PairingError, on every rank, unless all ranks attached the same strategy to the same model."""
+    strategy.check(wire.world)
+    digest = seed_of(strategy, *facts).to_bytes(8, "little")
+    text = str(strategy).encode()[:120]
+    own = torch.zeros(128, dtype=torch.uint8)
+    own[: 8 + len(text)] = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
+    device = None if "gloo" in str(dist.get_backend(wire.group)) else torch.accelerator.current_accelerator()
+    notes = wire.answer(strategy.who, Gather(own.to(device)), 0)
+    wire.sent_nbytes = 0
+    said = [bytes(note.cpu().tolist()) for note in notes]
+    other = next((rank for rank, note in enumerate(said) if note != said[0]), None)
+    if other is None:
+        return
+    texts = [note[8:].rstrip(b"\0").decode(errors="replace") for note in (said[0], said[other])]
+    if texts[0] != texts[1]:
+        difference = f"rank 0 attached {texts[0]!r} and rank {other} attached {texts[1]!r}; give all ranks one strategy"
+    else:
+        difference = (
+            f"rank 0 and rank {other} attached {texts[0]!r} to different models, bucket sizes or seeds; "
+            f"build the same model on all ranks"
+        )
+    raise PairingError(difference)
+
+
+@contextmanager
+def switched_off(switch: Callable[[bool], None]) -> Iterator[None]:
+    """`switch(False)` for as long as the block runs."""
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)

@@ -1,0 +1,114 @@
+"""A plain module, made to behave like a DDP one: same start on all ranks, means after every backward pass.
+
+Gradients leave while the pass runs. Which parameters took part is agreed with one tiny Max a step: a parameter that
+no rank used keeps its gradient as it was (None at first), one that only others used gets their mean.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.handle import Handle, agree, own_group, switched_off
+from tacit.buckets import digest_of, plan
+from tacit.exchange import Exchange
+from tacit.requests import Max
+from tacit.transports import Wire
+
+
+def attach_plain(
+    handle: Handle,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    groups: Mapping[str, str],
+    bucket_nbytes: int,
+    group: dist.ProcessGroup | None,
+    timeout: timedelta | None,
+) -> None:
+    if dist.get_world_size(group) == 1:
+        return
+    wire = Wire(own_group(group, timeout))
+    agree(wire, handle.strategy, [digest_of(parameters.items()), bucket_nbytes, handle.seed])
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), group_src=0, group=wire.group)
+    handle.fasten(PlainAttachment(handle, wire, parameters, groups, bucket_nbytes))
+
+
+class PlainAttachment:
+    """Hooks on every parameter; a pass begins with the first gradient and ends when backward returns."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        wire: Wire,
+        parameters: Mapping[str, nn.Parameter],
+        groups: Mapping[str, str],
+        bucket_nbytes: int,
+    ):
+        self.wire, self._parameters = wire, parameters
+        buckets = plan(parameters, groups, bucket_nbytes)
+        self._exchange = Exchange(
+            wire,
+            handle.strategy.who,
+            handle.strategy.what,
+            handle.stats,
+            device=buckets[0].device,
+            seed=handle.seed,
+        )
+        self._backward = Backward(handle, self._exchange, buckets)
+        self._sync = True
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._arrive(name))
+            for name, parameter in parameters.items()
+        ]
+
+    @property
+    def numels(self) -> dict[str, int]:
+        return self._backward.numels
+
+    def _arrive(self, name: str) -> None:
+        if not self._sync:
+            return
+        if not self._backward.started:
+            call_after_backward(self._finish)
+        gradient = self._parameters[name].grad
+        assert gradient is not None
+        self._backward.arrive(name, gradient.detach().reshape(-1))
+
+    def _finish(self) -> None:
+        arrived = self._backward.arrived
+        used = torch.tensor([p.grad is not None for p in self._parameters.values()], dtype=torch.uint8)
+        for name, parameter in self._parameters.items():
+            if name not in arrived:
+                kept = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                self._backward.arrive(name, kept.detach().reshape(-1))
+        means = dict(arrived)
+        self._backward.finish()
+        device = next(iter(self._parameters.values())).device
+        anywhere = self._exchange.ask(Max(used.to(device))).tolist()
+        for (name, parameter), somewhere in zip(self._parameters.items(), anywhere, strict=True):
+            if somewhere:
+                _write(parameter, means[name])
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return switched_off(self._set_sync)
+
+    def _set_sync(self, on: bool) -> None:
+        self._sync = on
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._exchange.close()
+
+
+def _write(parameter: nn.Parameter, mean: Tensor) -> None:
+    """The mean becomes the gradient; most often it already is, in place."""
+    if parameter.grad is None:
+        parameter.grad = mean.view(parameter.shape).clone()
+    elif parameter.grad.data_ptr() != mean.data_ptr():
+        parameter.grad.copy_(mean.view(parameter.shape))

@@ -1,0 +1,103 @@
+"""Buckets: flat runs of parameters that travel together.
+
+tacit cuts its own, from the order of the parameters alone: the plan is the same on every rank, in every step and
+after a restart. DDP's buckets change after the first step; what depended on them would not resume to the same bits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import ConfigError
+from tacit.memory import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters of one dtype, device and parameter group, in the order in which backward reaches them."""
+
+    index: int
+    layout: Run
+    group: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.layout.names
+
+
+def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters under the names their owner gave them, without the prefixes of DDP and torch.compile."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            clean = ".".join(part for part in name.split(".") if part != "_orig_mod")
+            found[clean.removeprefix("module.") if _is_ddp(model) else clean] = parameter
+    if not found:
+        raise ConfigError("the model has no trainable parameter; attach it after requires_grad is set")
+    for name, parameter in found.items():
+        if not parameter.is_floating_point():
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype}; only real floating point gradients can be exchanged"
+            )
+    return found
+
+
+def _is_ddp(model: nn.Module) -> bool:
+    return isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel)
+
+
+def group_names(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
+) -> dict[str, str]:
+    """Parameter name -> label of its optimizer group ("0", "1", ... or the group's own "name")."""
+    labels: dict[int, str] = {}
+    for index, group in enumerate(optimizer.param_groups if optimizer else ()):
+        labels.update({id(p): str(group.get("name", index)) for p in group["params"]})
+    return {name: labels.get(id(p), "0") for name, p in parameters.items()}
+
+
+def plan(
+    parameters: Mapping[str, nn.Parameter], groups: Mapping[str, str], bucket_nbytes: int
+) -> list[Bucket]:
+    """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first."""
+    open_runs: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
+    closed: list[list[str]] = []
+    for name, parameter in reversed(list(parameters.items())):
+        key = (groups[name], parameter.dtype, parameter.device)
+        run = open_runs.setdefault(key, [])
+        if run and sum(parameters[n].nbytes for n in run) + parameter.nbytes > bucket_nbytes:
+            closed.append(run)
+            run = open_runs[key] = []
+        run.append(name)
+    closed += open_runs.values()
+    return [_bucket(index, names, parameters, groups) for index, names in enumerate(closed)]
+
+
+def _bucket(
+    index: int, names: Sequence[str], parameters: Mapping[str, nn.Parameter], groups: Mapping[str, str]
+) -> Bucket:
+    first = parameters[names[0]]
+    layout = Run(tuple(names), tuple(parameters[n].numel() for n in names))
+    return Bucket(index, layout, groups[names[0]], first.dtype, first.device)
+
+
+def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
+    """The 1-D tensors `parts` as one, without a copy, if they lie one behind the other in memory."""
+    end = parts[0].data_ptr() + parts[0].nbytes
+    for part in parts[1:]:
+        if (
+            part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr()
+            or part.data_ptr() != end
+        ):
+            return None
+        end += part.nbytes
+    return parts[0].as_strided((sum(p.numel() for p in parts),), (1,))
+
+
+def digest_of(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """What must be the same on every rank before the first exchange."""
+    return ";".join(f"{name}:{tuple(p.shape)}:{p.dtype}" for name, p in parameters)

@@ -1,0 +1,64 @@
+"""Plain numbers: as they are, or cast to 16 bits.
+
+    total = sum_i cast(x_i)
+
+16 bits halve the wire and add natively, on every device: the baseline that any cleverer codec has to beat.
+In a sharded scheme the sum is taken in float32 and cast once more; in a ring it is rounded at every hop.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.requests import Conversation, Heard, Payload, Sum, Total, Traits, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Says x as it is, in its own dtype."""
+
+    traits = Traits(rounds=1, summable=True, unbiased=True, contracting=True)
+
+    def __str__(self) -> str:
+        return "none"
+
+    def nbytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+        payload = Payload.dense(x)
+        total: Total = yield Sum(payload)
+        return total.heard(payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast16:
+    traits = Traits(rounds=1, summable=True, contracting=True)
+    dtype = torch.float16
+
+    def nbytes(self, numel: int) -> int:
+        return 2 * numel
+
+    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+        payload = Payload.dense(x.to(self.dtype))
+        total: Total = yield Sum(payload)
+        return Heard(total.value.to(torch.float32), total.heard(payload).said)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16(_Cast16):
+    """11 significant bits; values beyond 65504 become infinite and are reported."""
+
+    def __str__(self) -> str:
+        return "fp16"
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16(_Cast16):
+    """8 significant bits, float32's range; unlike torch's own hook it runs on the CPU too."""
+
+    dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        return "bf16"

@@ -1,0 +1,25 @@
+"""What can go wrong, by what the reader can do about it. Every message names the value, the limit and the way out."""
+
+
+class TacitError(Exception):
+    """The root of all errors that tacit raises on purpose; the command line prints it as one line."""
+
+
+class ConfigError(TacitError):
+    """A value that cannot be used: correct it and call again."""
+
+
+class PairingError(ConfigError):
+    """Two parts that cannot work together: replace one of them."""
+
+
+class CheckpointError(ConfigError):
+    """A saved state that does not belong to this model, strategy or world."""
+
+
+class TransportError(TacitError):
+    """The other ranks can no longer be reached: restart from the last checkpoint."""
+
+
+class ConformanceError(TacitError):
+    """A codec broke the contract of the conversation: it is a bug in the codec."""

@@ -1,0 +1,269 @@
+"""Drives conversations over a transport while the backward pass runs.
+
+Two threads a handle, each with one queue:
+
+    training thread --job--> codec thread --request--> wire thread
+                                  ^-------- answer --------'
+
+- The wire thread alone touches the process group, and answers requests one by one. The order is the same on all
+  ranks whatever their speed: all requests of the first job, then all of the second, and so on.
+- The codec thread encodes the next job while the last one travels, and decodes an answer as soon as it is there.
+- A failure of either thread ends every job with that error; nothing waits for an answer that cannot come.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.buckets import Bucket
+from tacit.errors import ConformanceError, TacitError, TransportError
+from tacit.memory import Memory
+from tacit.requests import Codec, Conversation, Heard, Request, as_heard, turn_for
+from tacit.stats import Stats
+from tacit.transports import Scheme, Wire
+
+log = logging.getLogger("tacit")
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One conversation on its way; `done` is set when `finish` has run or the exchange has failed."""
+
+    talk: Conversation
+    rounds: int
+    group: str
+    seed: int
+    finish: Callable[[Heard], None]
+    done: threading.Event = field(default_factory=threading.Event)
+    request: Request | None = None
+    asked: int = 0
+    ready: torch.Event | None = None  # on an accelerator: when the input was computed, and when the result is
+    finished: torch.Event | None = None
+
+
+class Exchange:
+    """The ordered communication of one handle. `close()` ends its threads; so does the end of the process."""
+
+    def __init__(
+        self, wire: Wire, scheme: Scheme, codec: Codec, stats: Stats, *, device: torch.device, seed: int = 0
+    ):
+        self.wire, self.scheme, self.codec, self.stats, self.seed = wire, scheme, codec, stats, seed
+        self.error: TacitError | None = None
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._inbox: queue.PriorityQueue[tuple[int, int, Job | None, Any]] = queue.PriorityQueue()
+        self._outbox: queue.SimpleQueue[tuple[Job, Request] | None] = queue.SimpleQueue()
+        self._speaking: deque[Job] = deque()  # jobs with requests still to make, in order
+        self._open: set[Job] = set()
+        self._flags: deque[tuple[Bucket, int, Tensor]] = deque()
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=work, name=f"tacit-{name}", daemon=True)
+            for name, work in (("codec", self._codec_thread), ("wire", self._wire_thread))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- the training thread's side ----
+
+    def reduce(
+        self, bucket: Bucket, x: Tensor, memory: Memory, step: int, deliver: Callable[[Tensor], None]
+    ) -> Job:
+        """Starts the exchange of `x`; `deliver(mean)` is called in the codec thread. `x` must not change until then."""
+        self._report_late(step)
+        turn = turn_for(
+            memory.of(bucket.layout, x.device),
+            seed=self.seed,
+            step=step,
+            bucket=f"{bucket.index}:{bucket.layout.key}",
+            rank=self.wire.rank,
+            world=self.wire.world,
+        )
+
+        def finish(heard: Heard) -> None:
+            mean = (
+                heard.total.div_(self.wire.world) if heard.total is not x else heard.total / self.wire.world
+            )
+            self._report_nonfinite(bucket, x, mean, step)
+            deliver(mean)
+
+        return self.submit(
+            self.codec.reduce(x, turn), self.codec.traits.rounds, finish, bucket.group, turn.own_seed
+        )
+
+    def ask(self, request: Request, group: str = "control") -> Any:
+        """The answer to a single request, in its place in the order; blocks."""
+        answers: list[Any] = []
+
+        def talk() -> Conversation:
+            answers.append((yield request))
+            return Heard(torch.empty(0))
+
+        self.wait([self.submit(talk(), 1, lambda heard: None, group, 0)])
+        return answers[0]
+
+    def submit(
+        self, talk: Conversation, rounds: int, finish: Callable[[Heard], None], group: str, seed: int
+    ) -> Job:
+        job = Job(talk, rounds, group, seed, finish)
+        if self._stream is not None:
+            job.ready = torch.accelerator.current_stream().record_event()
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            self._open.add(job)
+            self._speaking.append(job)
+        self._inbox.put((1, next(self._count), job, None))
+        return job
+
+    def wait(self, jobs: Iterable[Job]) -> None:
+        """Returns when all jobs are finished; raises what ended the exchange."""
+        with self.stats.timed("wait"):
+            for job in jobs:
+                job.done.wait()
+                if job.finished is not None:
+                    torch.accelerator.current_stream().wait_event(job.finished)
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Ends the threads; a request that is still travelling is left to the process group's time-out."""
+        self._fail(TransportError("the exchange was closed; attach the model again to go on"))
+        self._inbox.put((0, next(self._count), None, None))
+        self._outbox.put(None)
+
+    # ---- the codec thread ----
+
+    def _codec_thread(self) -> None:
+        with self._device():
+            while True:
+                _, _, job, answer = self._inbox.get()
+                if job is None:
+                    return
+                try:
+                    self._advance(job, answer)
+                except Exception as cause:
+                    self._fail(cause)
+
+    def _advance(self, job: Job, answer: Any) -> None:
+        if self._stream is not None and job.ready is not None:
+            self._stream.wait_event(job.ready)
+            job.ready = None
+        with self.stats.timed("decode" if job.asked == job.rounds else "encode"):
+            try:
+                job.request = job.talk.send(answer)
+            except StopIteration as end:
+                self._finish(job, as_heard(end.value))
+                return
+        if job.asked == job.rounds:
+            raise ConformanceError(f"{self.codec} made more than the {job.rounds} requests it declares")
+        self._issue()
+
+    def _finish(self, job: Job, heard: Heard) -> None:
+        if job.asked < job.rounds:
+            raise ConformanceError(f"{self.codec} made {job.asked} requests and declares {job.rounds}")
+        job.finish(heard)
+        if self._stream is not None:
+            job.finished = self._stream.record_event()
+        with self._lock:
+            self._open.discard(job)
+        job.done.set()
+
+    def _issue(self) -> None:
+        """Sends what may go now: a job's first request follows the last one of the job before it."""
+        while self._speaking and (job := self._speaking[0]).request is not None:
+            request, job.request = job.request, None
+            job.asked += 1
+            if job.asked == job.rounds:
+                self._speaking.popleft()
+            self._outbox.put((job, request))
+
+    def _report_nonfinite(self, bucket: Bucket, x: Tensor, mean: Tensor, step: int) -> None:
+        if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
+            self._flags.append((bucket, step, mean.sum().isfinite()))
+            return
+        if not mean.numel() or bool(mean.sum().isfinite()) or bool(mean.isfinite().all()):
+            return
+        own = bucket.layout.split(x)
+        bad = [name for name, part in bucket.layout.split(mean).items() if not bool(part.isfinite().all())]
+        mine = [name for name in bad if not bool(own[name].isfinite().all())]
+        self._count_nonfinite(
+            bad, step, f"this rank's own {mine[0]!r} was not" if mine else "another rank's was not"
+        )
+
+    def _report_late(self, step: int) -> None:
+        while self._flags and self._flags[0][1] < step:
+            bucket, at, finite = self._flags.popleft()
+            if not bool(finite):
+                self._count_nonfinite(bucket.names, at, "one of these")
+
+    def _count_nonfinite(self, names: Sequence[str], step: int, source: str) -> None:
+        if not self.stats.nonfinite:
+            log.warning(
+                "step %d: the averaged gradient of %s is not finite (%s); every rank sees it, so a GradScaler skips the "
+                "step; later cases are only counted, in handle.stats.nonfinite", step, ", ".join(names), source
+            )  # fmt: skip
+        self.stats.nonfinite.update(names)
+
+    # ---- the wire thread ----
+
+    def _wire_thread(self) -> None:
+        with self._device():
+            while (item := self._outbox.get()) is not None:
+                job, request = item
+                try:
+                    with counted(self.wire, self.stats, type(request).__name__, job.group):
+                        answer = self.wire.answer(self.scheme, request, job.seed)
+                except Exception as cause:
+                    self._fail(cause)
+                    return
+                self._inbox.put((0, next(self._count), job, answer))
+
+    def _device(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else self._stream
+
+    def _fail(self, cause: BaseException) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = cause if isinstance(cause, TacitError) else _unexpected(cause)
+            failed, self._open = self._open, set()
+            self._speaking.clear()
+        for job in failed:
+            job.done.set()
+
+
+def converse(wire: Wire, scheme: Scheme, talk: Conversation, seed: int, stats: Stats, group: str) -> Heard:
+    """Drives one conversation to its end in the calling thread: for callers that wait for the answer anyway."""
+    answer: Any = None
+    while True:
+        with stats.timed("encode" if answer is None else "decode"):
+            try:
+                request = talk.send(answer)
+            except StopIteration as end:
+                return as_heard(end.value)
+        with counted(wire, stats, type(request).__name__, group):
+            answer = wire.answer(scheme, request, seed)
+
+
+@contextmanager
+def counted(wire: Wire, stats: Stats, request: str, group: str) -> Iterator[None]:
+    """Books the time and the bytes that leave through `wire` meanwhile."""
+    before = wire.sent_nbytes
+    with stats.timed("wire"):
+        yield
+    stats.sent(request, group, wire.sent_nbytes - before)
+
+
+def _unexpected(cause: BaseException) -> TacitError:
+    error = TacitError(f"the exchange stopped on {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,165 @@
+"""What codecs keep between steps, keyed by parameter name.
+
+So it survives bucket rebuilds, goes into a checkpoint, loads with `weights_only=True`, and has one rule for a changed
+world: every new rank takes the MEAN of what all old ranks kept. The update is a mean over ranks, so the mean of
+the memories is exactly what is still owed to the model; giving it to each new rank keeps that debt.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tacit.errors import CheckpointError
+
+FORMAT = 1
+
+
+class Layout(Protocol):
+    """Where the parameters lie in a bucket's flat vector."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def numel(self) -> int: ...
+    def split(self, flat: Tensor) -> dict[str, Tensor]: ...
+    def join(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Parameters one behind the other: names and element counts."""
+
+    names: tuple[str, ...]
+    numels: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        return self.names[0]
+
+    @property
+    def numel(self) -> int:
+        return sum(self.numels)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, flat.split(self.numels), strict=True))
+
+    def join(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        zeros = (like.new_zeros(numel) for numel in self.numels)
+        return torch.cat(
+            [parts.get(name, zero).to(like) for name, zero in zip(self.names, zeros, strict=True)]
+        )
+
+
+@dataclass(slots=True)
+class Memory:
+    """All slots of one model on one rank. A bucket sees its own part through `of(layout, device)`."""
+
+    _flats: dict[tuple[str, str], tuple[Layout, Tensor]] = field(default_factory=dict)
+    _loaded: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def of(self, layout: Layout, device: torch.device) -> "BucketSlots":
+        return BucketSlots(self, layout, device)
+
+    def vector(self, slot: str, layout: Layout, device: torch.device) -> Tensor:
+        key = (slot, layout.key)
+        if key not in self._flats:
+            empty = torch.zeros(0, device=device)
+            self._flats[key] = (layout, layout.join(self._loaded.get(slot, {}), like=empty))
+        return self._flats[key][1]
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """{slot: {parameter name: its flat values}}, copies."""
+        state = {slot: {n: t.clone() for n, t in parts.items()} for slot, parts in self._loaded.items()}
+        for (slot, _), (layout, flat) in self._flats.items():
+            state.setdefault(slot, {}).update({n: t.clone() for n, t in layout.split(flat).items()})
+        return state
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]], numels: Mapping[str, int]) -> None:
+        """Replaces everything kept; buckets pick their parts up when they next speak."""
+        for slot, parts in state.items():
+            for name, kept in parts.items():
+                if numels.get(name) != kept.numel():
+                    here = f"has {numels[name]} elements" if name in numels else "does not exist"
+                    raise CheckpointError(
+                        f"memory {slot!r} of parameter {name!r} has {kept.numel()} elements in the checkpoint, but the "
+                        f"parameter {here} in this model; load the checkpoint of this model or leave tacit's state out"
+                    )
+        self._loaded = {slot: {n: t.reshape(-1) for n, t in parts.items()} for slot, parts in state.items()}
+        self._flats.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSlots:
+    """One bucket's view of the memory."""
+
+    memory: Memory
+    layout: Layout
+    device: torch.device
+
+    def vector(self, slot: str) -> Tensor:
+        return self.memory.vector(slot, self.layout, self.device)
+
+
+def mean_of(states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+    """The rule for a changed world: the mean over the old ranks, in rank order; what a rank lacks counts as zero."""
+    slots = _ordered(slot for state in states for slot in state)
+    merged: dict[str, dict[str, Tensor]] = {}
+    for slot in slots:
+        names = _ordered(name for state in states for name in state.get(slot, {}))
+        merged[slot] = {
+            name: _mean([s[slot][name] for s in states if name in s.get(slot, {})], len(states))
+            for name in names
+        }
+    return merged
+
+
+def _mean(parts: list[Tensor], count: int) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total / count
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def pick(state: Any, *, rank: int, world: int, strategy: str) -> Mapping[str, Any]:
+    """The one rank's state to load here, out of a rank's own state, a full state, or a list of every rank's state.
+
+    Same world and own rank: the same bits. Otherwise the states of ALL old ranks are needed, and merged by `mean_of`.
+    """
+    states = _as_list(state)
+    if (format_ := states[0].get("format")) != FORMAT:
+        raise CheckpointError(f"checkpoint format {format_} is not {FORMAT}; it was written by another tacit")
+    if (saved := states[0]["strategy"]) != strategy and states[0]["memory"]:
+        raise CheckpointError(
+            f"the checkpoint was written under {saved!r} and this handle runs {strategy!r}; attach the same strategy, "
+            f"or start with an empty memory by not loading tacit's state"
+        )
+    old_world = states[0]["world"]
+    if old_world == world:
+        for candidate in states:
+            if candidate["rank"] == rank:
+                return candidate
+    if sorted(s["rank"] for s in states) != list(range(old_world)):
+        raise CheckpointError(
+            f"rank {rank} of {world} cannot resume from ranks {[s['rank'] for s in states]} of {old_world}: pass a list "
+            f"with the states of all {old_world} ranks, or save handle.full_state_dict() once"
+        )
+    in_order = sorted(states, key=lambda s: int(s["rank"]))
+    return {**in_order[0], "memory": mean_of([s["memory"] for s in in_order])}
+
+
+def _as_list(state: Any) -> list[Mapping[str, Any]]:
+    if isinstance(state, Mapping) and "ranks" in state:
+        state = state["ranks"]
+    states = list(state) if isinstance(state, (list, tuple)) else [state]
+    if not states or not all(isinstance(s, Mapping) and "memory" in s for s in states):
+        raise CheckpointError(
+            "this is no state of tacit; pass what handle.state_dict() returned, or a list of them"
+        )
+    return states

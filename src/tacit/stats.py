@@ -1,0 +1,107 @@
+"""What was said and what it cost: counted where it happens, shown as a table, a dict or TensorBoard scalars."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from tacit.errors import ConfigError
+from tacit.units import size_text, time_text
+
+TIMES = ("encode", "wire", "decode", "wait")
+
+
+class Stats:
+    """Counters of one handle on one rank, since it was attached. Written by several threads, readable at any time.
+
+    Bytes are payload bytes that left this rank. `wait` is the time the training thread stood still; `encode`, `wire`
+    and `decode` run beside it, in tacit's own threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: Counter[tuple[str, str]] = Counter()
+        self._seconds = dict.fromkeys(TIMES, 0.0)
+        self.nonfinite: Counter[str] = Counter()
+        self.steps = 0
+        self.numel = 0
+
+    def sent(self, request: str, group: str, nbytes: int) -> None:
+        with self._lock:
+            self._sent[request, group] += nbytes
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds[what] += perf_counter() - start
+
+    def stepped(self, numel: int) -> None:
+        with self._lock:
+            self.steps += 1
+            self.numel += numel
+
+    @property
+    def sent_nbytes(self) -> int:
+        with self._lock:
+            return sum(self._sent.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        with self._lock:
+            by_request, by_group = Counter[str](), Counter[str]()
+            for (request, group), nbytes in self._sent.items():
+                by_request[request] += nbytes
+                by_group[group] += nbytes
+            return {
+                "steps": self.steps,
+                "sent_nbytes": sum(self._sent.values()),
+                "sent_by_request": dict(by_request),
+                "sent_by_group": dict(by_group),
+                "elements": self.numel,
+                "nonfinite": dict(self.nonfinite),
+                **{f"{what}_s": self._seconds[what] for what in TIMES},
+            }
+
+    def __str__(self) -> str:
+        d = self.as_dict()
+        steps = max(1, d["steps"])
+        rows = [("", "total", "a step")]
+        rows += [("steps", str(d["steps"]), "")]
+        rows += [("sent", size_text(d["sent_nbytes"]), size_text(d["sent_nbytes"] / steps))]
+        rows += [
+            (f"  {r}", size_text(n), size_text(n / steps)) for r, n in sorted(d["sent_by_request"].items())
+        ]
+        rows += [
+            (f"  group {g}", size_text(n), size_text(n / steps))
+            for g, n in sorted(d["sent_by_group"].items())
+        ]
+        rows += [(f"{w} time", time_text(d[f"{w}_s"]), time_text(d[f"{w}_s"] / steps)) for w in TIMES]
+        rows += [(f"not finite: {name}", f"{n} times", "") for name, n in sorted(d["nonfinite"].items())]
+        width = max(len(row[0]) for row in rows)
+        return "\n".join(f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows)
+
+    def to_tensorboard(self, writer: Any, step: int | None = None, prefix: str = "tacit") -> None:
+        """Adds every figure as a scalar to `writer`, a SummaryWriter or a folder to write to."""
+        d = self.as_dict()
+        if isinstance(writer, str):
+            with _summary_writer(writer) as opened:
+                self.to_tensorboard(opened, step, prefix)
+            return
+        at = d["steps"] if step is None else step
+        for key, value in d.items():
+            for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+                writer.add_scalar("/".join(filter(None, (prefix, key, name))), number, at)
+
+
+def _summary_writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as cause:
+        raise ConfigError("TensorBoard is not installed; run: pip install tensorboard") from cause
+    return SummaryWriter(folder)

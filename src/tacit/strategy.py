@@ -1,0 +1,115 @@
+"""START HERE. A Strategy says WHEN ranks talk, WHAT is said and WHO tells whom:
+
+    Strategy.parse("every / ef(int4(block=64)) / sharded")
+    Strategy(EveryStep(), ErrorFeedback(Int4(block=64)), Sharded())        # the same
+
+Parts that can be left out are filled in: "int8" alone means "every / int8(block=256) / sharded". A pairing that
+cannot work is refused when the strategy is built or attached, not on step 4000.
+"""
+
+import ast
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tacit.codecs import CODECS
+from tacit.errors import ConfigError
+from tacit.requests import Codec
+from tacit.rounds import ROUNDS, EveryStep
+from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
+
+_SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / sharded'"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """When x what x who. Its text form parses back to an equal Strategy."""
+
+    when: EveryStep
+    what: Codec
+    who: Scheme
+
+    def __post_init__(self) -> None:
+        self.check(world=2)
+
+    def __str__(self) -> str:
+        return f"{self.when} / {self.what} / {self.who}"
+
+    def check(self, world: int) -> None:
+        """Raises PairingError if this cannot work among `world` ranks."""
+        self.who.check(self.what, world)
+        if self.what.traits.lanes is not None:
+            self.what.traits.lanes.check(world)
+
+    @classmethod
+    def parse(cls, text: "str | Strategy") -> Self:
+        """The strategy that `text` describes."""
+        if isinstance(text, cls):
+            return text
+        parts = [part.strip() for part in str(text).split("/")]
+        if not 1 <= len(parts) <= 3 or not all(parts):
+            raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
+        when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or parts[0] in ROUNDS else EveryStep()
+        if not parts:
+            raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
+        what = _build(parts[0], CODECS, "codec")
+        who = _build(parts[1], SCHEMES, "scheme") if len(parts) == 2 else default_scheme(what)
+        return cls(when, what, who)
+
+
+def default_scheme(codec: Codec) -> Scheme:
+    """All-reduce where payloads add in flight, else sharded."""
+    return AllReduce() if codec.traits.summable else Sharded()
+
+
+def parse_codec(text: str) -> Codec:
+    """One codec from its text: `parse_codec("int8(block=512)")`."""
+    codec: Codec = _build(text, CODECS, "codec")
+    return codec
+
+
+def _build(text: str, known: Mapping[str, type], kind: str) -> Any:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError) as cause:
+        raise ConfigError(f"{kind} {text!r} cannot be read; write name or name(option=value)") from cause
+    return _value(tree, text, known, kind)
+
+
+def _value(node: ast.expr, text: str, known: Mapping[str, type], kind: str) -> Any:
+    """What a piece of strategy text stands for: a known name, with options if it is called, or a plain value."""
+    if isinstance(node, ast.Name):
+        return _make(_look_up(node.id, known, kind), [], {}, text, kind)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(k.arg for k in node.keywords):
+        maker = _look_up(node.func.id, known, kind)
+        args = [_value(a, text, known, kind) for a in node.args]
+        options = {str(k.arg): _option(k.value, text, kind) for k in node.keywords}
+        return _make(maker, args, options, text, kind)
+    return _option(node, text, kind)
+
+
+def _option(node: ast.expr, text: str, kind: str) -> Any:
+    if isinstance(node, ast.Name):
+        return node.id  # a bare word, as in rounding=nearest
+    try:
+        return ast.literal_eval(node)
+    except ValueError as cause:
+        raise ConfigError(f"{kind} {text!r}: {ast.unparse(node)!r} is no plain value") from cause
+
+
+def _look_up(name: str, known: Mapping[str, type], kind: str) -> type:
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(f"unknown {kind} {name!r}; {hint}known are {', '.join(known)}")
+
+
+def _make(maker: type, args: list[Any], options: dict[str, Any], text: str, kind: str) -> Any:
+    try:
+        made = maker(*args, **options)
+    except TypeError as cause:
+        names = ", ".join(getattr(maker, "__dataclass_fields__", {})) or "none"
+        raise ConfigError(f"{kind} {text!r} does not fit its options ({names}): {cause}") from cause
+    return made

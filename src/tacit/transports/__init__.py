@@ -1,0 +1,9 @@
+"""HOW bytes move: the process group's transfers, and the schemes that answer a codec's requests with them."""
+
+from tacit.transports.allreduce import AllReduce
+from tacit.transports.process_group import Scheme, Wire
+from tacit.transports.sharded import Sharded
+
+SCHEMES: dict[str, type[Scheme]] = {"allreduce": AllReduce, "sharded": Sharded}
+
+__all__ = ["SCHEMES", "AllReduce", "Scheme", "Sharded", "Wire"]

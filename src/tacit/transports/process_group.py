@@ -1,0 +1,172 @@
+"""Transfers over a torch.distributed process group (gloo, nccl, mpi), with every payload byte counted as it leaves.
+
+`Wire` is used by one thread at a time: collectives of one group must be issued in one order on all ranks.
+Counted are payload bytes: not TCP headers, nor the one-byte tokens that pace the pairwise rounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.errors import TransportError
+from tacit.requests import Codec, Max, Request, Sum, TableSum, Total, look_up
+
+_PACED_NBYTES = 64 * 1024  # below this a round is over before a second sender can collide with it
+
+
+class Scheme(Protocol):
+    """Who tells whom: turns each request into transfers. Objects hold options only."""
+
+    def check(self, codec: Codec, world: int) -> None:
+        """Raises PairingError, with the way out, if this codec cannot be spoken in this scheme."""
+        ...
+
+    def sum(self, wire: "Wire", request: Sum, seed: int) -> Total: ...
+    def table_sum(self, wire: "Wire", request: TableSum) -> Total: ...
+
+
+@dataclass(slots=True)
+class Wire:
+    """One process group as seen by one rank; `group` is used by nobody else while this wire is in use."""
+
+    group: dist.ProcessGroup
+    sent_nbytes: int = 0
+    rank: int = field(init=False)
+    world: int = field(init=False)
+    _gloo: bool = field(init=False)
+    _token: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._gloo = "gloo" in str(dist.get_backend(self.group))
+        self._token = torch.zeros(1, dtype=torch.uint8)
+
+    def answer(self, scheme: Scheme, request: Request, seed: int) -> Any:
+        """The answer to one request, the same on every rank; blocks until it is here."""
+        try:
+            if isinstance(request, Sum):
+                return scheme.sum(self, request, seed)
+            if isinstance(request, TableSum):
+                return scheme.table_sum(self, request)
+            if isinstance(request, Max):
+                return self.max(request)
+            return self.all_gather(
+                [request.value.numel()] * self.world, request.value, shape=request.value.shape
+            )
+        except (RuntimeError, ValueError, dist.DistError) as cause:
+            raise self.lost(type(request).__name__, cause) from cause
+
+    def lost(self, what: str, cause: BaseException) -> TransportError:
+        reason = " ".join(str(cause).split())[:300]
+        return TransportError(
+            f"rank {self.rank} of {self.world} lost the exchange in a {what}: another rank ended, stalled beyond the "
+            f"process group's time-out or the link broke; restart all ranks from the last checkpoint ({reason})"
+        )
+
+    def scatter_sum(self, rows: Sequence[Sum]) -> Tensor:
+        """Row r of every rank goes to rank r only: the sum of this rank's own row, in float32 (FSDP2's need).
+
+        n - 1 rows leave each rank, half of what gloo's reduce_scatter sends; nothing is packed twice.
+        """
+        own = rows[self.rank].payload
+        try:
+            parts = self.all_to_all([row.payload.data for row in rows], [own.data.numel()] * self.world)
+        except (RuntimeError, ValueError, dist.DistError) as cause:
+            raise self.lost("reduce-scatter", cause) from cause
+        total = torch.zeros(own.numel, device=own.data.device)
+        for part in parts:
+            own.form.unpack_add(part, total)
+        return total
+
+    def scatter_table_sum(self, rows: Sequence[TableSum]) -> Tensor:
+        """Row r of every rank goes to rank r only: the lanes of this rank's own row."""
+        own = rows[self.rank]
+        own.lanes.check(self.world)
+        try:
+            parts = self.all_to_all([row.index for row in rows], [own.index.numel()] * self.world)
+        except (RuntimeError, ValueError, dist.DistError) as cause:
+            raise self.lost("reduce-scatter", cause) from cause
+        lanes = own.index.new_zeros(own.numel, dtype=own.lanes.dtype)
+        for index in parts:
+            lanes += look_up(own, index, own.numel)
+        return lanes
+
+    def max(self, request: Max) -> Tensor:
+        value = request.value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return self.all_reduce(value, dist.ReduceOp.MAX)
+
+    def all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""
+        out = value.clone()
+        if self.world > 1 and value.numel():
+            dist.all_reduce(out, op=op, group=self.group)
+            self.sent_nbytes += ring_nbytes(value.numel(), value.element_size(), self.world, self.rank)
+        return out
+
+    def all_gather(self, numels: Sequence[int], own: Tensor, shape: torch.Size | None = None) -> list[Tensor]:
+        """Every rank's tensor in rank order; rank r's has numels[r] elements. Each rank sends its own n - 1 times."""
+        own = own.contiguous()
+        parts = self.all_to_all([own.view(-1)] * self.world, numels)
+        return [part.view(shape) for part in parts] if shape is not None else parts
+
+    def all_to_all(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
+        """parts[r] goes to rank r; back comes what every rank had for this one, numels[r] elements from rank r."""
+        out = [parts[r].new_empty(numels[r]) for r in range(self.world)]
+        out[self.rank] = parts[self.rank]
+        self.sent_nbytes += sum(p.numel() * p.element_size() for r, p in enumerate(parts) if r != self.rank)
+        if self._gloo:
+            self._pairwise(parts, out)
+        else:
+            dist.all_to_all(
+                [*out[: self.rank], out[self.rank].clone(), *out[self.rank + 1 :]], list(parts), self.group
+            )
+        return out
+
+    def _pairwise(self, parts: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """Short messages leave all at once: they cost latency. Long ones go in rounds: they cost bandwidth.
+
+        In round k rank r sends to r + k and receives from r - k, so that no two senders meet at one receiver: gloo's own
+        all-to-all starts all pairs at once, they collide, and only 57-60 % of the link is used. The rounds stay in step
+        through a one-byte token: a sender goes on when its receiver has everything.
+        """
+        peers = [((self.rank + k) % self.world, (self.rank - k) % self.world) for k in range(1, self.world)]
+        short = [work for to, source in peers for work in self._start(parts[to], to, out[source], source, paced=False)]
+        _wait(short)
+        for to, source in peers:
+            _wait(self._start(parts[to], to, out[source], source, paced=True))
+            token = torch.empty_like(self._token)
+            tokens = [self._receive(token, to)] if _long(parts[to]) else []
+            tokens += [self._send(self._token, source)] if _long(out[source]) else []
+            _wait(tokens)
+
+    def _start(self, part: Tensor, to: int, into: Tensor, source: int, *, paced: bool) -> list[Any]:
+        works = [self._receive(into, source)] if into.numel() and _long(into) == paced else []
+        return works + ([self._send(part.contiguous(), to)] if part.numel() and _long(part) == paced else [])
+
+    def _send(self, part: Tensor, to: int) -> Any:
+        return dist.isend(part, group=self.group, group_dst=to)
+
+    def _receive(self, into: Tensor, source: int) -> Any:
+        return dist.irecv(into, group=self.group, group_src=source)
+
+
+def _long(part: Tensor) -> bool:
+    return part.nbytes >= _PACED_NBYTES
+
+
+def _wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def ring_nbytes(numel: int, itemsize: int, world: int, rank: int) -> int:
+    """Bytes that leave `rank` in a ring all-reduce: each chunk but one in the first half, each but one in the second.
+
+    Chunks are as even as whole elements allow, so the count is exact for any numel.
+    """
+    size = [numel * (r + 1) // world - numel * r // world for r in range(world)]
+    return itemsize * (2 * numel - size[(rank + 1) % world] - size[(rank + 2) % world])
