@@ -32,7 +32,9 @@ class Ranks:
         self._context = mp.get_context("spawn")
         self._workers: list[tuple[Any, Any]] = []
 
-    def start(self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> None:
+    def start(
+        self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+    ) -> None:
         while len(self._workers) < world:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there,), daemon=True)
@@ -44,25 +46,36 @@ class Ranks:
         for rank in range(world):
             self._workers[rank][1].send((where, args, rank, world, f"file://{folder}/store", timeout_s))
 
-    def results(self, world: int) -> list[Any]:
-        """Each rank's ("ok", value), ("error", text) or ("died", exit code)."""
-        found = []
-        for process, pipe in self._workers[:world]:
-            try:
-                if not pipe.poll(TIMEOUT_S * 2):
-                    process.kill()
-                    found.append(("error", "no answer in time"))
-                else:
-                    found.append(pipe.recv())
-            except EOFError:
-                process.join(10)
-                found.append(("died", process.exitcode))
-        for process, _ in [w for w in self._workers if not w[0].is_alive()]:
-            process.join()
-        self._workers = [w for w in self._workers if w[0].is_alive()]
+    def process_id(self, rank: int) -> int:
+        return int(self._workers[rank][0].pid)
+
+    def result(self, rank: int) -> tuple[str, Any]:
+        """One rank's ("ok", value), ("error", text) or ("died", exit code)."""
+        process, pipe = self._workers[rank]
+        try:
+            if pipe.poll(TIMEOUT_S * 2):
+                found: tuple[str, Any] = pipe.recv()
+                return found
+            process.kill()
+            return "error", "no answer in time"
+        except EOFError:
+            process.join(10)
+            return "died", process.exitcode
+
+    def results(self, world: int) -> list[tuple[str, Any]]:
+        found = [self.result(rank) for rank in range(world)]
+        self.forget_dead()
         return found
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+    def forget_dead(self) -> None:
+        for process, _ in self._workers:
+            if not process.is_alive():
+                process.join()
+        self._workers = [w for w in self._workers if w[0].is_alive()]
+
+    def run(
+        self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+    ) -> list[Any]:
         self.start(world, function, *args, timeout_s=timeout_s)
         found = self.results(world)
         errors = [f"rank {rank}: {value}" for rank, (kind, value) in enumerate(found) if kind != "ok"]

@@ -87,15 +87,13 @@ def _bucket(
 
 def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
     """The 1-D tensors `parts` as one, without a copy, if they lie one behind the other in memory."""
-    end = parts[0].data_ptr() + parts[0].nbytes
-    for part in parts[1:]:
-        if (
-            part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr()
-            or part.data_ptr() != end
-        ):
+    solid = [part for part in parts if part.numel()] or list(parts[:1])
+    storage, end = solid[0].untyped_storage().data_ptr(), solid[0].data_ptr()
+    for part in solid:
+        if part.untyped_storage().data_ptr() != storage or part.data_ptr() != end:
             return None
         end += part.nbytes
-    return parts[0].as_strided((sum(p.numel() for p in parts),), (1,))
+    return solid[0].as_strided((sum(p.numel() for p in solid),), (1,))
 
 
 def digest_of(parameters: Iterable[tuple[str, Tensor]]) -> str:

@@ -74,6 +74,8 @@ def _build(text: str, known: Mapping[str, type], kind: str) -> Any:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError) as cause:
         raise ConfigError(f"{kind} {text!r} cannot be read; write name or name(option=value)") from cause
+    if not isinstance(tree, ast.Name | ast.Call):
+        raise ConfigError(f"{kind} {text!r} cannot be read; write name or name(option=value)")
     return _value(tree, text, known, kind)
 
 

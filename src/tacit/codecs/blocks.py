@@ -171,12 +171,14 @@ def _unpack_torch(data: Tensor, form: Blocks, numel: int) -> Tensor:
     padded = torch.zeros(blocks * record, dtype=torch.uint8, device=data.device)
     padded[: data.numel()] = data
     rows = padded.view(blocks, record)
-    scale = rows[:, :_SCALE_NBYTES].contiguous().view(torch.float32)
+    scale = rows[:, :_SCALE_NBYTES].reshape(-1).view(torch.float32)[:, None]
     body = rows[:, _SCALE_NBYTES:].contiguous()
     if form.bits == 8:
         code = body.view(torch.int8).float()
     else:
-        code = (torch.stack([body & 15, body >> 4], dim=2).reshape(blocks, -1).to(torch.int16) - 8).float()
+        code = (
+            torch.stack([body & 15, body >> 4], dim=2).reshape(blocks, form.block).to(torch.int16) - 8
+        ).float()
     return (code * scale).reshape(-1)[:numel]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tacit.errors import PairingError
+from tacit.errors import ConfigError, PairingError
 from tacit.requests import Codec, Conversation, Heard, Traits, Turn, as_heard
 
 
@@ -22,6 +22,8 @@ class ErrorFeedback:
     inner: Codec
 
     def __post_init__(self) -> None:
+        if not hasattr(self.inner, "reduce"):
+            raise ConfigError(f"ef({self.inner}): an inner codec is needed, for example ef(int4)")
         if self.inner.traits.remembers:
             raise PairingError(
                 f"ef({self.inner}): {self.inner} already remembers what it left unsaid; write it once"

@@ -15,7 +15,7 @@ from torch import Tensor
 from tacit.errors import TransportError
 from tacit.requests import Codec, Max, Request, Sum, TableSum, Total, look_up
 
-_PACED_NBYTES = 64 * 1024  # below this a round is over before a second sender can collide with it
+_PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
 
 
 class Scheme(Protocol):
@@ -115,47 +115,44 @@ class Wire:
 
     def all_to_all(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
         """parts[r] goes to rank r; back comes what every rank had for this one, numels[r] elements from rank r."""
+        self.sent_nbytes += sum(p.nbytes for r, p in enumerate(parts) if r != self.rank)
+        # The longest message decides, and it is the same on all ranks: each either sends or receives every shard.
+        if (
+            not self._gloo
+            or max(*(p.nbytes for p in parts), max(numels) * parts[0].element_size()) < _PACED_NBYTES
+        ):
+            return self._at_once(parts, numels)
+        return self._pairwise(parts, numels)
+
+    def _at_once(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
+        """Short messages cost latency, not bandwidth: one operation for all."""
+        out = parts[0].new_empty(sum(numels))
+        dist.all_to_all_single(
+            out, torch.cat(list(parts)), list(numels), [p.numel() for p in parts], group=self.group
+        )
+        return list(out.split(list(numels)))
+
+    def _pairwise(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
+        """In round k rank r sends to r + k and receives from r - k, so that no two senders meet at one receiver.
+
+        gloo's own all-to-all starts all pairs at once; they collide, and only 57-60 % of the link is used. The rounds
+        stay in step through a one-byte token: a sender goes on when its receiver has everything.
+        """
         out = [parts[r].new_empty(numels[r]) for r in range(self.world)]
         out[self.rank] = parts[self.rank]
-        self.sent_nbytes += sum(p.numel() * p.element_size() for r, p in enumerate(parts) if r != self.rank)
-        if self._gloo:
-            self._pairwise(parts, out)
-        else:
-            dist.all_to_all(
-                [*out[: self.rank], out[self.rank].clone(), *out[self.rank + 1 :]], list(parts), self.group
-            )
+        for k in range(1, self.world):
+            to, source = (self.rank + k) % self.world, (self.rank - k) % self.world
+            works = [self._receive(out[source], source)] if out[source].numel() else []
+            works += [self._send(parts[to].contiguous(), to)] if parts[to].numel() else []
+            _wait(works)
+            _wait([self._receive(torch.empty_like(self._token), to), self._send(self._token, source)])
         return out
-
-    def _pairwise(self, parts: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Short messages leave all at once: they cost latency. Long ones go in rounds: they cost bandwidth.
-
-        In round k rank r sends to r + k and receives from r - k, so that no two senders meet at one receiver: gloo's own
-        all-to-all starts all pairs at once, they collide, and only 57-60 % of the link is used. The rounds stay in step
-        through a one-byte token: a sender goes on when its receiver has everything.
-        """
-        peers = [((self.rank + k) % self.world, (self.rank - k) % self.world) for k in range(1, self.world)]
-        short = [work for to, source in peers for work in self._start(parts[to], to, out[source], source, paced=False)]
-        _wait(short)
-        for to, source in peers:
-            _wait(self._start(parts[to], to, out[source], source, paced=True))
-            token = torch.empty_like(self._token)
-            tokens = [self._receive(token, to)] if _long(parts[to]) else []
-            tokens += [self._send(self._token, source)] if _long(out[source]) else []
-            _wait(tokens)
-
-    def _start(self, part: Tensor, to: int, into: Tensor, source: int, *, paced: bool) -> list[Any]:
-        works = [self._receive(into, source)] if into.numel() and _long(into) == paced else []
-        return works + ([self._send(part.contiguous(), to)] if part.numel() and _long(part) == paced else [])
 
     def _send(self, part: Tensor, to: int) -> Any:
         return dist.isend(part, group=self.group, group_dst=to)
 
     def _receive(self, into: Tensor, source: int) -> Any:
         return dist.irecv(into, group=self.group, group_src=source)
-
-
-def _long(part: Tensor) -> bool:
-    return part.nbytes >= _PACED_NBYTES
 
 
 def _wait(works: Sequence[Any]) -> None:

@@ -1,0 +1,145 @@
+"""`tacit codecs list` and `tacit codecs check`: what can be said, and whether it is true."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.requests import Codec
+    from tacit.testing import Finding
+
+DEFAULT = (
+    "none",
+    "fp16",
+    "bf16",
+    "int8",
+    "int8(rounding=nearest)",
+    "int4",
+    "int4(rounding=nearest)",
+    "ef(bf16)",
+    "ef(int8)",
+    "ef(int4(rounding=nearest))",
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the verb to the command's parser."""
+    parser = subparsers.add_parser(
+        "codecs",
+        help="list the codecs, or check what they claim",
+        epilog="example: tacit codecs check 'ef(int4(block=64))'",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listed = actions.add_parser(
+        "list", help="every codec, its wire and its claims", epilog="example: tacit codecs list"
+    )
+    checked = actions.add_parser(
+        "check",
+        help="hold codecs to what they claim; exit code 1 if one lies",
+        epilog="example: tacit codecs check 'int8(block=512)'   or   tacit codecs check mypackage.mymodule:MyCodec",
+    )
+    checked.add_argument("name", nargs="?", help="a codec as in a strategy, or module:Class; default: all")
+    for action in (listed, checked):
+        action.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 0, or 1 if a codec breaks a rule."""
+    return _list(args.json) if args.action == "list" else _check(args.name, args.json)
+
+
+def _list(as_json: bool) -> int:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from tacit.strategy import default_scheme, parse_codec
+
+    rows = []
+    for text in DEFAULT:
+        codec = parse_codec(text)
+        traits = codec.traits
+        claims = [
+            name for name in ("summable", "unbiased", "contracting", "remembers") if getattr(traits, name)
+        ]
+        bits = 8 * codec.nbytes(1 << 20) / (1 << 20)
+        rows.append(
+            {
+                "codec": str(codec),
+                "bits": bits,
+                "scheme": str(default_scheme(codec)),
+                "claims": ", ".join(claims),
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    table = Table(Column("codec", no_wrap=True), "bits an element", "default scheme", "claims")
+    for row in rows:
+        table.add_row(str(row["codec"]), f"{row['bits']:.4g}", str(row["scheme"]), str(row["claims"]))
+    Console().print(table)
+    return 0
+
+
+def _check(name: str | None, as_json: bool) -> int:
+    from rich.progress import track
+
+    from tacit.testing import CHECKS, check
+
+    codecs = [_find(name)] if name else [_find(text) for text in DEFAULT]
+    work = [(codec, rule) for codec in codecs for rule in CHECKS]
+    bar = track(work, description="checking", transient=True, disable=as_json or not sys.stdout.isatty())
+    findings = [finding for codec, rule in bar for finding in check(codec, only=[rule])]
+    if as_json:
+        print(
+            json.dumps(
+                {"passed": all(f.passed for f in findings), "findings": [f.as_dict() for f in findings]}
+            )
+        )
+    else:
+        _print(findings, [str(codec) for codec in codecs])
+    return 0 if all(f.passed for f in findings) else 1
+
+
+def _print(findings: "list[Finding]", codecs: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(
+        Column("codec", no_wrap=True), "rules kept", "NMSE n=4 gauss", "lognormal", "blocky", "identical"
+    )
+    for codec in codecs:
+        own = [f for f in findings if f.codec == codec]
+        error = {f.family: f.value for f in own if f.check == "error" and f.world == 4}
+        figures = [
+            f"{error[k]:.2e}" if error.get(k) is not None else "-"
+            for k in ("gauss", "lognormal", "blocky", "identical")
+        ]
+        table.add_row(codec, f"{sum(f.passed for f in own)} of {len(own)}", *figures)
+    console = Console()
+    console.print(table)
+    for finding in findings:
+        if not finding.passed:
+            console.print(
+                f"[red]broken[/red] {finding.codec}: {finding.check}: {finding.why}", highlight=False
+            )
+
+
+def _find(name: str) -> "Codec":
+    """The codec that `name` means; a module is looked for in the working folder too."""
+    from importlib import import_module
+
+    from tacit.errors import ConfigError
+    from tacit.strategy import parse_codec
+
+    module, colon, member = name.partition(":")
+    if not colon:
+        return parse_codec(name)
+    sys.path.insert(0, "")
+    try:
+        codec: Codec = getattr(import_module(module), member)()
+    except (ImportError, AttributeError, TypeError) as cause:
+        raise ConfigError(
+            f"codec {name!r} cannot be made ({cause}); write module:Class of a class without needed options"
+        ) from cause
+    return codec

@@ -1,0 +1,254 @@
+"""`tacit demo`: trains two small tasks under plain DDP and six strategies, here and now, and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tacit.demo.facts import CONFIGURATIONS, PLAIN, TASKS
+from tacit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from tacit.records import Record, Recorder
+    from tacit.report import Row
+
+MAX_RANKS = 64
+CAPTION = (
+    "* computed: a ring sends 2(n-1)/n of the gradient; the other bytes are counted where they leave. "
+    "100 Mbit, 1 Gbit: the time one step's bytes would need on such a link, computed. ↓ worse than plain DDP."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user asked for, checked: every value in it can be run."""
+
+    tasks: tuple[str, ...]
+    ranks: int
+    steps: int | None
+    out: Path
+
+    @property
+    def command(self) -> str:
+        steps = ["--steps", str(self.steps)] if self.steps else []
+        named = ["--tasks", ",".join(self.tasks), "--ranks", str(self.ranks), *steps, "--out", str(self.out)]
+        return shlex.join(["tacit", "demo", *named])
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds `demo` and its options to the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo",
+        help="train two small tasks under plain DDP and six strategies, and compare them",
+        description="Trains two small tasks under plain DDP and six strategies on this machine, and compares them.",
+        epilog="example:\n  tacit demo --ranks 4 --tasks digits,bytes --out runs/demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ranks", type=int, default=4, help="training processes to start (default 4)")
+    parser.add_argument(
+        "--steps", type=int, help="optimizer steps of each training (default: a number for each task)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="folder for records and report (runs/demo)"
+    )
+    parser.add_argument("--tasks", default=",".join(TASKS), help=f"which to run (default {','.join(TASKS)})")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, prints the tables (or JSON), writes records.jsonl and report.html under --out."""
+    order = check(args)
+
+    from rich.console import Console
+
+    from tacit import records
+    from tacit.report import last_run, page, summarise, verdict
+
+    out = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    path = order.out / "records.jsonl"
+    with _recorder(path) as recorder:
+        _train(order, recorder, Console(stderr=True))
+    told = last_run(records.read(path))
+    report = page.write(told, order.out / "report.html")
+    rows = summarise(told)
+    if args.json:
+        listed = [row.as_dict() for of_task in rows.values() for row in of_task]
+        print(
+            json.dumps(
+                {"verdict": verdict(rows), "rows": listed, "records": str(path), "report": str(report)}
+            )
+        )
+        return 0
+    for task, of_task in rows.items():
+        out.print(_table(task, of_task))
+    out.print(f"\n{verdict(rows)}\n\n{page.LOOPBACK}\n", markup=False)
+    out.print(f"records  {path}\nreport   {report}", markup=False, soft_wrap=True)
+    return 0
+
+
+def check(args: argparse.Namespace) -> Order:
+    """The order these arguments make; raises `ConfigError` before anything is started or written."""
+    if not 1 <= args.ranks <= MAX_RANKS:
+        raise ConfigError(f"--ranks {args.ranks}: choose 1 to {MAX_RANKS}, each is a process on this machine")
+    if args.steps is not None and args.steps < 1:
+        raise ConfigError(f"--steps {args.steps}: at least one step is needed")
+    tasks = tuple(dict.fromkeys(name.strip() for name in args.tasks.split(",")))
+    for name in tasks:
+        if name not in TASKS:
+            raise ConfigError(f"--tasks: there is no task {name!r}; choose from {', '.join(TASKS)}")
+    if args.out.exists() and not args.out.is_dir():
+        raise ConfigError(f"--out {args.out}: this is a file; name a folder")
+    return Order(_runnable(tasks), args.ranks, args.steps, args.out)
+
+
+def _runnable(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    missing = {
+        name: need for name in tasks if (need := TASKS[name].needs) and not importlib.util.find_spec(need)
+    }
+    left = tuple(name for name in tasks if name not in missing)
+    for name, need in missing.items():
+        message = (
+            f"task {name!r} needs the package {need}, which is not installed (pip install 'tacit[demo]')"
+        )
+        if not left:
+            raise ConfigError(f"{message}, and no other task was named")
+        print(f"tacit: {message}; running {', '.join(left)} without it", file=sys.stderr)
+    return left
+
+
+@contextmanager
+def _recorder(path: Path) -> Iterator[Recorder]:
+    from tacit.records import Recorder
+
+    try:
+        recorder = Recorder(path)
+    except OSError as cause:
+        raise ConfigError(f"--out {path.parent}: cannot write there ({cause.strerror})") from cause
+    with recorder:
+        yield recorder
+
+
+def _train(order: Order, recorder: Recorder, console: Console) -> None:
+    """Runs the ranks to their end; records all they say as they say it, and how the run ended."""
+    from tacit import launch
+    from tacit.records import host_facts
+
+    about = {name: TASKS[name].what for name in order.tasks}
+    recorder.record("start", command=order.command, ranks=order.ranks, tasks=about, host=host_facts())
+    args = ["--tasks", ",".join(order.tasks), *(["--steps", str(order.steps)] if order.steps else [])]
+    outcome = "failed"
+    try:
+        with _view(order, console) as view:
+
+            def on_message(rank: int, message: Record) -> None:
+                recorder.record(**message)
+                view.show(message)
+
+            worker = "tacit.demo.worker"
+            launch.run(worker, args, ranks=order.ranks, on_message=on_message, log_dir=order.out / "logs")
+        outcome = "done"
+    except KeyboardInterrupt as interrupt:
+        outcome = "interrupted"
+        raise KeyboardInterrupt(f"the records so far are in {recorder.path}") from interrupt
+    finally:
+        recorder.record("end", outcome=outcome)
+
+
+class View(Protocol):
+    """Shows what the ranks say while they train."""
+
+    def show(self, message: Record) -> None: ...
+
+
+@contextmanager
+def _view(order: Order, console: Console) -> Iterator[View]:
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<7}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[doing]}"), console=console) as progress:
+        yield Bars(progress, order)
+
+
+class Lines:
+    """A plain line when a task starts and for each finished training: for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.task = ""
+
+    def show(self, message: Record) -> None:
+        if message["kind"] == "training":
+            told = f"{message['configuration']}: {1e3 * message['step_p50_s']:.1f} ms a step"
+            self._line(f"{message['task']}: {told}, {message['metric']} {message['final']:.4g}")
+        elif message["task"] != self.task:
+            self.task = message["task"]
+            self._line(
+                f"{self.task}: {len(CONFIGURATIONS)} configurations side by side, {message['steps']} steps"
+            )
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Bars:
+    """A bar for each task, over its steps; beside it, the loss of plain DDP."""
+
+    def __init__(self, progress: Progress, order: Order) -> None:
+        self.progress = progress
+        totals = {name: order.steps or TASKS[name].steps for name in order.tasks}
+        self.bars = {name: progress.add_task(name, total=n, doing="waiting") for name, n in totals.items()}
+
+    def show(self, message: Record) -> None:
+        if message["kind"] == "progress":
+            doing = f"{len(CONFIGURATIONS)} configurations, loss {message['losses'][PLAIN]:.3f}"
+            self.progress.update(self.bars[message["task"]], completed=message["step"], doing=doing)
+
+
+def _table(task: str, rows: list[Row]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from tacit.report.summary import LINKS, final_text, ratio_text
+    from tacit.units import size_text, time_text
+
+    title = f"{task}: {TASKS[task].what}, {rows[0].ranks} ranks, {rows[0].steps} steps"
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption=CAPTION,
+        caption_justify="left",
+    )
+    table.add_column("strategy", overflow="fold")
+    heads = [
+        "time\na step",
+        "against\nDDP",
+        "bytes\na step\na worker",
+        "against\nfp32",
+        rows[0].metric.replace(" ", "\n"),
+    ]
+    for head in [*heads, *(f"{link}\ncomputed" for link in LINKS)]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        sent = size_text(row.sent_nbytes_a_step) + ("*" if row.sent_is == "computed" else " ")
+        final = final_text(row) + ("" if row.keeps_quality else " ↓")
+        step = [time_text(row.step_p50_s), f"{row.step_ratio:.2f}×"]
+        wire = [time_text(seconds) for seconds in row.wire_s.values()]
+        table.add_row(row.configuration, *step, sent, ratio_text(row), final, *wire)
+    return table

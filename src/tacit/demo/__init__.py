@@ -1,0 +1,1 @@
+"""`tacit demo`: plain DDP and six strategies on real data, side by side on this machine."""

@@ -1,0 +1,143 @@
+"""The two tasks of the demo: real data that needs no download, a model, and how it is judged."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.errors import ConfigError
+
+CONTEXT = 96
+CORPUS_NBYTES = 4_000_000
+HELD_OUT_NBYTES = 256_000
+BUCKET_MB = 1  # several buckets for the transformer, one for the MLP
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model to build, batches to draw, a metric to judge by; equal on every rank but for the batches drawn."""
+
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    batch: Callable[[torch.Generator], Batch]
+    evaluate: Callable[[nn.Module], float]
+    data_sha256: str
+
+
+def digits() -> Task:
+    """1,797 handwritten digits, the last 360 held out; an MLP of 85 k parameters; test accuracy."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+
+    data = load_digits()
+    x = torch.tensor(data.data, dtype=torch.float32) / 16
+    y = torch.tensor(data.target)
+    train_x, train_y, test_x, test_y = x[:-360], y[:-360], x[-360:], y[-360:]
+
+    def batch(rng: torch.Generator) -> Batch:
+        pick = torch.randint(len(train_x), (32,), generator=rng)
+        return train_x[pick], train_y[pick]
+
+    def accuracy(model: nn.Module) -> float:
+        return float((model(test_x).argmax(1) == test_y).float().mean())
+
+    return Task(
+        model=_mlp,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        batch=batch,
+        evaluate=accuracy,
+        data_sha256=hashlib.sha256(data.data.tobytes()).hexdigest(),
+    )
+
+
+def source_bytes() -> Task:
+    """The standard library's own text, its last 256 kB held out; a transformer of 0.84 M parameters; loss in nats."""
+    corpus = stdlib_text()
+    text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
+    train, held_out = text[:-HELD_OUT_NBYTES], text[-HELD_OUT_NBYTES:]
+    starts = torch.linspace(0, len(held_out) - CONTEXT - 1, 128).long()
+
+    def batch(rng: torch.Generator) -> Batch:
+        return _windows(train, torch.randint(len(train) - CONTEXT, (4,), generator=rng))
+
+    def loss(model: nn.Module) -> float:
+        x, y = _windows(held_out, starts)
+        return F.cross_entropy(model(x), y).item()
+
+    return Task(
+        model=ByteModel,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95)),
+        batch=batch,
+        evaluate=loss,
+        data_sha256=hashlib.sha256(corpus).hexdigest(),
+    )
+
+
+BUILDERS: dict[str, Callable[[], Task]] = {"digits": digits, "bytes": source_bytes}
+
+
+def stdlib_text() -> bytes:
+    """The standard library's top-level modules, sorted by name and joined, cut at 4 MB."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[:CORPUS_NBYTES]
+    if len(text) < 4 * HELD_OUT_NBYTES:
+        raise ConfigError(
+            f"{folder} holds {len(text)} bytes of Python source, too few to train on; use --tasks digits"
+        )
+    return text
+
+
+def _windows(text: Tensor, starts: Tensor) -> Batch:
+    rows = text[starts[:, None] + torch.arange(CONTEXT + 1)].long()
+    return rows[:, :-1], rows[:, 1:]
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+class ByteModel(nn.Module):
+    """Next-byte logits, (batch, 256, context), from a pre-norm transformer whose embedding is tied to its output."""
+
+    def __init__(self, width: int = 128, depth: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.place = nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width, heads=4) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        for table in (self.embed, self.place):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x) + self.place.weight[: x.shape[1]]
+        logits: Tensor = self.norm(self.blocks(hidden)) @ self.embed.weight.T
+        return logits.transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Causal attention, then a feed-forward layer, each added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._attend(self.norm_attention(x))
+        fed: Tensor = self.mlp(self.norm_mlp(x))
+        return x + fed
+
+    def _attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out

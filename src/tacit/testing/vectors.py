@@ -1,0 +1,55 @@
+"""Vectors to be compressed: the families every codec is measured on."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Family = Callable[[int, int, torch.Generator], list[Tensor]]
+
+
+def _gauss(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    return [torch.randn(numel, generator=rng) for _ in range(world)]
+
+
+def _lognormal(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    """Heavy tails, random signs: most of the energy in few elements."""
+    return [x.exp() * torch.randn(numel, generator=rng).sign() for x in _gauss(world, numel, rng)]
+
+
+def _blocky(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    """Runs of 4096 with scales over two decades, the same on all ranks: like the layers of a model."""
+    scale = 10 ** (2 * torch.rand(-(-numel // 4096), generator=rng)).repeat_interleave(4096)[:numel]
+    return [x * scale for x in _gauss(world, numel, rng)]
+
+
+def _identical(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    """The same vector everywhere: errors that do not differ between ranks do not average out."""
+    return [_gauss(1, numel, rng)[0]] * world if world else []
+
+
+def _zero(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    return [torch.zeros(numel) for _ in range(world)]
+
+
+FAMILIES: dict[str, Family] = {
+    "gauss": _gauss,
+    "lognormal": _lognormal,
+    "blocky": _blocky,
+    "identical": _identical,
+    "zero": _zero,
+}
+
+
+def vectors(family: str, world: int, numel: int, seed: int = 0) -> list[Tensor]:
+    """One vector a rank, the same for the same arguments on every machine."""
+    made = FAMILIES[family](world, numel, torch.Generator().manual_seed(seed))
+    return [x.clone() for x in made]
+
+
+def nmse(total: Tensor, inputs: Sequence[Tensor]) -> float:
+    """|mean - estimate|^2 / mean |x_i|^2; 0 for an exact answer to zeros."""
+    exact = torch.stack([x.double() for x in inputs])
+    error = (exact.mean(0) - total.double() / len(inputs)).square().sum().item()
+    energy = exact.square().sum().item() / len(inputs)
+    return error / energy if energy else error

@@ -1,0 +1,121 @@
+"""Plain modules under tacit: the same promise as DDP's."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from toys import deep, flat, gradients, loss_of, train
+
+import tacit
+
+
+def _grads(rank, world, wrap, steps):
+    model = deep(seed=1 if wrap == "ddp" else rank)  # a plain module starts equal through attach
+    if wrap == "ddp":
+        model = DDP(model)
+        handle = None
+    else:
+        if rank == 0:
+            model = deep(seed=1)
+        handle = tacit.attach(model, None, "none / sharded", bucket="20kB")
+    for step in range(steps):
+        loss_of(model, rank, step).backward()  # gradients add up over steps, as without tacit
+    return gradients(model), handle and handle.stats.as_dict()
+
+
+def test_gradients_are_means_when_backward_returns(ranks):
+    for steps in (1, 3):
+        plain, got = ranks.run(3, _grads, "ddp", steps), ranks.run(3, _grads, "plain", steps)
+        for name, expected in plain[0][0].items():
+            assert all(torch.equal(got[0][0][name], other[0][name]) for other in got)
+            torch.testing.assert_close(got[0][0][name], expected, rtol=1e-4, atol=1e-6)
+        assert got[0][1]["steps"] == steps
+        assert got[0][1]["sent_by_group"]["control"] > 0
+
+
+def _accumulated(rank, world):
+    model = deep()
+    handle = tacit.attach(model, None, "none")
+    with handle.no_sync():
+        loss_of(model, rank, 0).backward()
+    silent = handle.stats.sent_nbytes
+    loss_of(model, rank, 1).backward()
+    reference = deep()
+    for r in range(world):
+        for step in (0, 1):
+            (loss_of(reference, r, step) / world).backward()
+    return silent, gradients(model), gradients(reference)
+
+
+def test_no_sync_accumulates_in_silence(ranks):
+    for silent, got, expected in ranks.run(2, _accumulated):
+        assert silent == 0
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def _channels_last(rank, world):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.LazyLinear(4))
+    model(torch.zeros(1, 3, 8, 8))
+    model = model.to(memory_format=torch.channels_last)
+    reference = [p.detach().clone() for p in model.parameters()]
+    tacit.attach(model, None, "none / sharded")
+    rng = torch.Generator().manual_seed(rank)
+    x = torch.randn(4, 3, 8, 8, generator=rng).to(memory_format=torch.channels_last)
+    model(x).square().sum().backward()
+    own = [p.grad.clone() for p in model.parameters()]
+    assert all(
+        torch.equal(a, b) for a, b in zip(reference, (p.detach() for p in model.parameters()), strict=True)
+    )
+    return own, x
+
+
+def test_memory_layouts_other_than_contiguous_are_kept(ranks):
+    found = ranks.run(2, _channels_last)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.LazyLinear(4))
+    model(torch.zeros(1, 3, 8, 8))
+    sum(model(x).square().sum() / 2 for _, x in found).backward()
+    for got, parameter in zip(found[0][0], model.parameters(), strict=True):
+        torch.testing.assert_close(got, parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def _trained(rank, world, compiled):
+    model = deep()
+    if compiled:
+        model = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.Adam(
+        [
+            {"params": [p for p in model.parameters() if p.ndim == 2], "name": "matrices"},
+            {
+                "params": [p for p in model.parameters() if p.ndim == 1],
+                "name": "vectors",
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=0.003,
+    )
+    handle = tacit.attach(model, optimizer, "ef(int4)", bucket="20kB")
+    first = loss_of(model, rank, 0).item()
+    last = train(model, optimizer, rank, range(40))
+    return flat(model), first, last, handle.stats.as_dict()
+
+
+def test_training_with_parameter_groups_lowers_the_loss_and_counts_bytes_by_group(ranks):
+    for compiled in (False, True):
+        found = ranks.run(2, _trained, compiled)
+        assert torch.equal(found[0][0], found[1][0])
+        assert all(last < 0.5 * first for _, first, last, _ in found)
+        sent = found[0][3]["sent_by_group"]
+        assert set(sent) == {"matrices", "vectors", "control"}
+        assert sum(sent.values()) == found[0][3]["sent_nbytes"]
+        assert sent["matrices"] > 10 * sent["vectors"]
+
+
+def test_without_a_process_group_attach_is_silent():
+    model = deep()
+    handle = tacit.attach(model, None, "int4")
+    loss_of(model, 0, 0).backward()
+    assert handle.world == 1 and handle.stats.sent_nbytes == 0
+    handle.load_state_dict(handle.state_dict())
+    handle.close()

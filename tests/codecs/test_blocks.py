@@ -1,0 +1,68 @@
+"""Block integers: the torch path that a CUDA tensor takes gives the bits of the native kernel."""
+
+import pytest
+import torch
+
+from tacit import _core
+from tacit.codecs import Int4, Int8
+from tacit.codecs.blocks import Blocks, _pack_torch, _unpack_torch, random_bits
+from tacit.requests import loop_back
+from tacit.testing import nmse, vectors
+
+SIZES = [0, 1, 2, 3, 63, 64, 65, 255, 1000, 4097]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
+@pytest.mark.parametrize("numel", SIZES)
+def test_device_agnostic_torch_equals_native_bit_for_bit(bits, rounding, numel):
+    for block in (2, 64, 256):
+        form = Blocks(bits, block, rounding)
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * 3
+        if numel > 2:
+            x[1], x[2] = 1e-38, 1e30
+        if numel > 1000:
+            x[700], x[900] = torch.nan, -torch.inf
+        native = form.pack(x, seed=2**63 + 11)
+        twin = _pack_torch(x, form, 2**63 + 11, torch.empty_like(native))
+        assert native.numel() == form.nbytes(numel) == _core.packed_nbytes(numel, bits, block)
+        assert torch.equal(native, twin)
+        torch.testing.assert_close(
+            form.unpack(native, numel), _unpack_torch(native, form, numel), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def test_the_generator_is_the_same_in_both():
+    out = torch.empty(1000, dtype=torch.uint32)
+    _core.random_bits(12345678901234567890, out)
+    assert torch.equal(out.to(torch.int64), random_bits(12345678901234567890, 1000, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("codec", [Int8(), Int8(block=64), Int4(), Int4(block=128)], ids=str)
+def test_a_payload_can_be_cut_between_blocks_and_joined_again(codec):
+    form = codec.form
+    x = torch.randn(10_007)
+    data = form.pack(x, 1)
+    for shards in (1, 2, 3, 5, 200):
+        cuts = form.cuts(x.numel(), shards)
+        parts = [form.cut(data, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        assert torch.equal(form.join(parts), data)
+        whole = torch.cat([form.unpack(p, b - a) for p, a, b in zip(parts, cuts, cuts[1:], strict=False)])
+        assert torch.equal(whole, form.unpack(data, x.numel()))
+
+
+def test_errors_of_this_size_are_what_the_bits_allow():
+    """Pinned figures, Gaussian vectors, 4 ranks, sharded: both roundings counted."""
+    inputs = vectors("gauss", 4, 1 << 16)
+    for codec, low, high in [
+        (Int8(), 4.5e-5, 5.5e-5),
+        (Int8(rounding="nearest"), 2.2e-5, 2.7e-5),
+        (Int4(), 0.0105, 0.0125),
+        (Int4(rounding="nearest"), 0.0052, 0.0063),
+    ]:
+        assert low < nmse(loop_back(codec, inputs)[0].total, inputs) < high
+
+
+def test_one_element_costs_a_scale_and_a_code():
+    assert Int8().nbytes(1) == 5 and Int4().nbytes(1) == 5 and Int4().nbytes(3) == 6
+    assert Int8().nbytes(256) == 260 and Int4().nbytes(64) == 36 and Int8().nbytes(0) == 0

@@ -1,0 +1,74 @@
+"""The worker, as two real ranks over gloo: every configuration trains, and says as many bytes as its codec promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tacit import launch
+from tacit.demo.facts import CONFIGURATIONS, PLAIN
+
+STEPS = 25
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    pytest.importorskip("sklearn")
+    heard: list[dict[str, Any]] = []
+    launch.run(
+        "tacit.demo.worker",
+        ["--tasks", "digits", "--steps", str(STEPS)],
+        ranks=2,
+        on_message=lambda rank, message: heard.append(message | {"rank": rank}),
+        log_dir=tmp_path_factory.mktemp("logs"),
+        timeout_s=120,
+    )
+    assert {message["rank"] for message in heard} == {0}
+    assert {message["kind"] for message in heard} == {"progress", "training"}
+    return {message["configuration"]: message for message in heard if message["kind"] == "training"}
+
+
+def test_every_configuration_is_trained_in_order(trainings: dict[str, dict[str, Any]]) -> None:
+    assert tuple(trainings) == CONFIGURATIONS
+    assert all(len(training["loss"]) == STEPS for training in trainings.values())
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_loss_falls_and_the_ranks_stay_equal(
+    trainings: dict[str, dict[str, Any]], configuration: str
+) -> None:
+    training = trainings[configuration]
+    assert training["loss"][-1] < 0.8 * training["loss"][0]
+    assert training["final"] > 0.4
+    assert training["replica_spread"] == 0
+
+
+@pytest.mark.parametrize(
+    ("configuration", "least", "most"),
+    [
+        ("every / none / allreduce", 0.99, 1.01),
+        ("every / fp16 / allreduce", 1.95, 2.01),
+        ("every / bf16 / allreduce", 1.95, 2.01),
+        ("every / int8(block=256) / sharded", 3.5, 4.0),
+        ("every / int4(block=64) / sharded", 6.0, 8.0),
+        ("every / ef(int4(block=64)) / sharded", 6.0, 8.0),
+    ],
+)
+def test_bytes_fall_as_the_codec_promises(
+    trainings: dict[str, dict[str, Any]], configuration: str, least: float, most: float
+) -> None:
+    plain = trainings[PLAIN]
+    assert plain["sent_nbytes_a_step"] == 4 * plain["parameters"]  # 2(n-1)/n is 1 for two ranks
+    assert (plain["sent_is"], trainings[configuration]["sent_is"]) == ("computed", "counted")
+    assert least < plain["sent_nbytes_a_step"] / trainings[configuration]["sent_nbytes_a_step"] < most
+
+
+def test_times_are_told_against_plain_ddp_step_by_step(trainings: dict[str, dict[str, Any]]) -> None:
+    assert trainings[PLAIN]["step_ratio"] == 1
+    assert all(0.2 < training["step_ratio"] < 20 for training in trainings.values())
+    assert all(training["step_p50_s"] <= training["step_p95_s"] for training in trainings.values())
+
+
+def test_saying_everything_trains_as_plain_ddp_does(trainings: dict[str, dict[str, Any]]) -> None:
+    assert trainings["every / none / allreduce"]["loss"] == pytest.approx(trainings[PLAIN]["loss"], rel=1e-3)

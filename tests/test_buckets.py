@@ -1,0 +1,41 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tacit.buckets import flat_view, group_names, parameter_names, plan
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.integers(1, 2000))
+def test_buckets_cover_every_parameter_once_in_backward_order_within_the_limit(numels, limit):
+    parameters = {f"p{i}": nn.Parameter(torch.zeros(n)) for i, n in enumerate(numels)}
+    buckets = plan(parameters, dict.fromkeys(parameters, "0"), limit)
+    assert [name for b in buckets for name in b.names] == list(reversed(parameters))
+    for bucket in buckets:
+        assert bucket.layout.numel * 4 <= limit or len(bucket.names) == 1
+
+
+def test_dtypes_and_optimizer_groups_do_not_share_a_bucket():
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3, dtype=torch.bfloat16)})
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.SGD([{"params": matrices}, {"params": vectors, "name": "biases"}], lr=1)
+    parameters = parameter_names(model)
+    groups = group_names(parameters, optimizer)
+    assert groups == {"a.weight": "0", "a.bias": "biases", "b.weight": "0", "b.bias": "biases"}
+    assert len(plan(parameters, groups, 10**6)) == 4
+
+
+def test_names_are_the_owners_own():
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)))
+    assert list(parameter_names(compiled)) == ["0.weight", "0.bias"]
+
+
+def test_neighbours_in_memory_are_one_vector_without_a_copy():
+    buffer = torch.arange(10.0)
+    joined = flat_view([buffer[2:5], buffer[5:5], buffer[5:9]])
+    assert joined is not None and joined.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    joined[0] = 100
+    assert buffer[2] == 100
+    assert flat_view([buffer[2:4], buffer[5:9]]) is None
+    assert flat_view([buffer[:2], torch.zeros(2)]) is None

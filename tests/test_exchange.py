@@ -1,0 +1,147 @@
+"""The order of the exchange: two-request codecs on many buckets, over and over, without a hang."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from toys import deep, flat, loss_of, train
+
+import tacit
+from tacit.requests import loop_back, turn_for
+from tacit.stats import Stats
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+
+def _hundred_steps(rank, world, seed):
+    from own_codec import Uniform4
+
+    from tacit.strategy import Strategy
+    from tacit.transports import Sharded
+
+    model = DDP(deep(seed=seed), bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    strategy = Strategy(tacit.Strategy.parse("none").when, Uniform4(), Sharded())
+    with tacit.attach(model, optimizer, strategy, bucket="20kB", seed=seed) as handle:
+        train(model, optimizer, rank, range(100))
+        return flat(model), handle.stats.as_dict(), len(handle._attachment._backward.buckets)
+
+
+def test_a_two_request_codec_on_many_buckets_never_hangs_and_stays_identical(ranks):
+    """4 ranks, at least 5 buckets, 100 steps, 20 times: torch's PowerSGD hook fails 7 of 7 of these."""
+    for seed in range(20):
+        found = ranks.run(4, _hundred_steps, seed)
+        assert found[0][2] >= 5
+        assert found[0][1]["steps"] == 100
+        assert set(found[0][1]["sent_by_request"]) == {"Max", "TableSum"}
+        assert all(torch.equal(found[0][0], other[0]) for other in found)
+
+
+def _slow_ranks(rank, world):
+    """Ranks that compute at different speeds submit at different times; the order stays the same."""
+    from own_codec import Uniform4
+
+    from tacit.attachments.handle import own_group
+    from tacit.buckets import Bucket
+    from tacit.exchange import Exchange
+    from tacit.memory import Memory, Run
+    from tacit.transports import Sharded, Wire
+
+    exchange = Exchange(
+        Wire(own_group(None, None)), Sharded(), Uniform4(), Stats(), device=torch.device("cpu")
+    )
+    numels = [1, 0, 7, 1000, 40_000, 3]
+    means: dict[int, torch.Tensor] = {}
+    jobs = []
+    rng = torch.Generator().manual_seed(rank)
+    for index, numel in enumerate(numels):
+        bucket = Bucket(index, Run((f"p{index}",), (numel,)), "0", torch.float32, torch.device("cpu"))
+        x = torch.randn(numel, generator=rng)
+        if rank == index % world:
+            torch.randn(400, 400) @ torch.randn(400, 400)  # some ranks are late with some buckets
+        jobs.append(exchange.reduce(bucket, x, Memory(), 0, lambda mean, i=index: means.__setitem__(i, mean)))
+    exchange.wait(jobs)
+    exchange.close()
+    return [means[i] for i in range(len(numels))]
+
+
+def test_real_ranks_hear_exactly_what_the_loop_back_says(ranks):
+    from own_codec import Uniform4
+
+    world, numels = 4, [1, 0, 7, 1000, 40_000, 3]
+    found = ranks.run(world, _slow_ranks)
+    rngs = [torch.Generator().manual_seed(rank) for rank in range(world)]
+    for index, numel in enumerate(numels):
+        inputs = [torch.randn(numel, generator=rng) for rng in rngs]
+        expected = _loop(Uniform4(), inputs, f"{index}:p{index}")
+        for rank in range(world):
+            assert torch.equal(found[rank][index], expected / world)
+
+
+def _loop(codec, inputs, bucket):
+    """loop_back with the bucket's own seeds."""
+    from tacit.requests import LocalSlots, answer_all, as_heard
+
+    world = len(inputs)
+    turns = [
+        turn_for(LocalSlots(x), seed=0, step=0, bucket=bucket, rank=r, world=world)
+        for r, x in enumerate(inputs)
+    ]
+    talks = [codec.reduce(x, t) for x, t in zip(inputs, turns, strict=True)]
+    answers = [None] * world
+    for _ in range(codec.traits.rounds):
+        requests = [talk.send(a) for talk, a in zip(talks, answers, strict=True)]
+        answers = answer_all(requests, [t.own_seed for t in turns])
+    try:
+        talks[0].send(answers[0])
+    except StopIteration as end:
+        return as_heard(end.value).total
+
+
+def _sharded_equals_loop_back(rank, world, text):
+    from tacit.attachments.handle import own_group
+    from tacit.exchange import converse
+    from tacit.requests import LocalSlots
+    from tacit.strategy import Strategy
+    from tacit.transports import Wire
+
+    strategy = Strategy.parse(text)
+    wire = Wire(own_group(None, None))
+    x = torch.randn(10_007, generator=torch.Generator().manual_seed(rank))
+    turn = turn_for(LocalSlots(x), seed=0, step=0, bucket="loop", rank=rank, world=world)
+    stats = Stats()
+    heard = converse(wire, strategy.who, strategy.what.reduce(x, turn), turn.own_seed, stats, "0")
+    return heard.total, heard.said() if heard.said else x, stats.as_dict()
+
+
+def test_every_codec_over_the_sharded_scheme_equals_the_loop_back_bit_for_bit(ranks):
+    world, numel = 3, 10_007
+    inputs = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
+    for text in ("none", "fp16", "bf16", "int8", "int4", "ef(int4(rounding=nearest))"):
+        codec = tacit.Strategy.parse(text).what
+        expected = loop_back(codec, inputs)
+        found = ranks.run(world, _sharded_equals_loop_back, f"every / {text} / sharded")
+        for rank in range(world):
+            assert torch.equal(found[rank][0], expected[rank].total)
+            said = inputs[rank] if expected[rank].said is None else expected[rank].said()
+            assert torch.equal(found[rank][1], said)
+        declared = codec.nbytes(numel)
+        sent = sum(f[2]["sent_nbytes"] for f in found)
+        assert sent == 2 * (world - 1) * declared  # every payload byte but a rank's own shard, there and back
+
+
+def _int4_bytes(rank, world):
+    model = DDP(deep(), bucket_cap_mb=0.02)
+    handle = tacit.attach(model, None, "int4", bucket="20kB")
+    loss_of(model, rank, 0).backward()
+    declared = sum(handle.strategy.what.nbytes(b.layout.numel) for b in handle._attachment._backward.buckets)
+    return handle.stats.as_dict(), declared, handle._attachment.wire.sent_nbytes
+
+
+def test_int4_bytes_declared_are_the_bytes_that_leave(ranks):
+    found = ranks.run(4, _int4_bytes)
+    declared = found[0][1]
+    assert sum(stats["sent_nbytes"] for stats, _, _ in found) == 2 * 3 * declared
+    for stats, _, wire in found:
+        assert stats["sent_nbytes"] == wire == stats["sent_by_request"]["Sum"] == stats["sent_by_group"]["0"]
