@@ -1,12 +1,11 @@
 """A small model trained on several ranks. Run this file with: torchrun --nproc-per-node 2"""
 
+import tacit
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-
-import tacit
 
 
 def main() -> None:

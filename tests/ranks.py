@@ -21,7 +21,7 @@ from typing import Any
 TIMEOUT_S = 120
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A rank raised; the message is its traceback."""
 
 
@@ -80,7 +80,7 @@ class Ranks:
         found = self.results(world)
         errors = [f"rank {rank}: {value}" for rank, (kind, value) in enumerate(found) if kind != "ok"]
         if errors:
-            raise RankFailed("\n".join(errors))
+            raise RankError("\n".join(errors))
         return [value for _, value in found]
 
     def close(self) -> None:

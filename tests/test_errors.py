@@ -171,9 +171,7 @@ def _nonfinite(rank, world, wrap, text):
     model = DDP(deep()) if wrap == "ddp" else deep()
     handle = tacit.attach(model, None, text, bucket="20kB")
     if rank == 1:
-        list(model.parameters())[0].register_hook(
-            lambda grad: grad.index_fill(0, torch.tensor([3]), torch.inf)
-        )
+        next(model.parameters()).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), torch.inf))
     for step in range(2):
         model.zero_grad()
         loss_of(model, rank, step).backward()

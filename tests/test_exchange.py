@@ -20,10 +20,10 @@ def _hundred_steps(rank, world, seed):
     from tacit.strategy import Strategy
     from tacit.transports import Sharded
 
-    model = DDP(deep(seed=seed), bucket_cap_mb=0.02)
+    model = DDP(deep(layers=4, seed=seed), bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     strategy = Strategy(tacit.Strategy.parse("none").when, Uniform4(), Sharded())
-    with tacit.attach(model, optimizer, strategy, bucket="20kB", seed=seed) as handle:
+    with tacit.attach(model, optimizer, strategy, bucket="16600B", seed=seed) as handle:
         train(model, optimizer, rank, range(100))
         return flat(model), handle.stats.as_dict(), len(handle._attachment._backward.buckets)
 

@@ -32,6 +32,7 @@ from tacit.stats import Stats
 from tacit.transports import Scheme, Wire
 
 log = logging.getLogger("tacit")
+_CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
 @dataclass(eq=False, slots=True)
@@ -136,10 +137,15 @@ class Exchange:
             raise self.error
 
     def close(self) -> None:
-        """Ends the threads; a request that is still travelling is left to the process group's time-out."""
+        """Ends the threads; one that waits for a lost rank is left to the process group's time-out."""
         self._fail(TransportError("the exchange was closed; attach the model again to go on"))
         self._inbox.put((0, next(self._count), None, None))
         self._outbox.put(None)
+        for (
+            thread
+        ) in self._threads:  # a thread that still frees tensors while the interpreter ends aborts the process
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_S)
 
     # ---- the codec thread ----
 

@@ -60,7 +60,7 @@ def test_bytes_fall_as_the_codec_promises(
 ) -> None:
     plain = trainings[PLAIN]
     assert plain["sent_nbytes_a_step"] == 4 * plain["parameters"]  # 2(n-1)/n is 1 for two ranks
-    assert (plain["sent_is"], trainings[configuration]["sent_is"]) == ("computed", "counted")
+    assert trainings[configuration]["sent_is"] == ("computed" if "allreduce" in configuration else "counted")
     assert least < plain["sent_nbytes_a_step"] / trainings[configuration]["sent_nbytes_a_step"] < most
 
 

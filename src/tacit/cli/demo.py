@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 64
 CAPTION = (
-    "* computed: a ring sends 2(n-1)/n of the gradient; the other bytes are counted where they leave. "
+    "* computed, as a ring all-reduce sends 2(n-1)/n of the payload; the other bytes are counted as they leave. "
     "100 Mbit, 1 Gbit: the time one step's bytes would need on such a link, computed. ↓ worse than plain DDP."
 )
 

@@ -40,6 +40,11 @@ TASKS = {
 }
 
 
+def sent_is(configuration: str) -> str:
+    """How its bytes are known. An all-reduce is the process group's own: tacit, too, books what a ring would send."""
+    return "computed" if configuration == PLAIN or configuration.endswith("/ allreduce") else "counted"
+
+
 def ring_allreduce_nbytes(nbytes: int, ranks: int) -> float:
     """Bytes each rank sends when a ring sums `nbytes` over `ranks`: 2(n-1)/n of them (computed, not counted)."""
     return 2 * (ranks - 1) / ranks * nbytes

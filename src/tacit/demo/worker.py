@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LinearLR
 
 import tacit
-from tacit.demo.facts import CONFIGURATIONS, PLAIN, SEED, TASKS, ring_allreduce_nbytes
+from tacit.demo.facts import CONFIGURATIONS, PLAIN, SEED, TASKS, ring_allreduce_nbytes, sent_is
 from tacit.demo.tasks import BUCKET_MB, BUILDERS, Batch, Task
 
 WARMUP_STEPS = 10  # the learning rate rises, DDP regroups its buckets: these steps are not timed
@@ -55,7 +55,7 @@ class Training:
         self.warmup.step()
 
     def sent_nbytes(self) -> float:
-        """Bytes this rank sent in all steps: counted by tacit; for plain DDP, which does not count, computed."""
+        """Bytes this rank sent in all steps, as tacit books them; for plain DDP, which books nothing, as a ring would."""
         if self.handle is not None:
             return float(self.handle.stats.sent_nbytes)
         gradient_nbytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
@@ -88,9 +88,10 @@ def _run(name: str, steps: int) -> None:
             losses = {training.configuration: training.losses[-1] for training in trainings}
             _say("progress", task=name, step=step, steps=steps, losses=losses)
     for training in trainings:
-        _say("training", **_result(name, task, training, baseline=trainings[0]))
         if training.handle is not None:
             training.handle.close()
+    for training in trainings:
+        _say("training", **_result(name, task, training, baseline=trainings[0]))
 
 
 def _begin(task: Task, configuration: str) -> Training:
@@ -123,7 +124,7 @@ def _result(name: str, task: Task, training: Training, baseline: Training) -> di
         "step_ratio": median(mine / other for mine, other in paired),
         "step_n": len(timed),
         "sent_nbytes_a_step": _mean_over_ranks([training.sent_nbytes()])[0] / steps,
-        "sent_is": "counted" if training.handle else "computed",
+        "sent_is": sent_is(training.configuration),
         "loss": _mean_over_ranks(training.losses),
         "metric": TASKS[name].metric,
         "higher_is_better": TASKS[name].higher_is_better,

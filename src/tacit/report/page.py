@@ -24,7 +24,7 @@ from tacit.units import size_text, time_text
 
 LOOPBACK = (
     "All ranks ran on this machine and talked over loopback, which is not a slow network: "
-    "time a step shows what the codec costs, bytes show what a slow link would save."
+    "time a step shows what tacit costs (its threads and the codec), bytes show what a slow link would save."
 )
 
 
