@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "blocks.h"
+#include "rotated.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,6 +24,13 @@ std::span<T> span(const Array<T>& array) {
     return {array.data(), array.size()};
 }
 
+void check_numel(const char* name, std::size_t size, std::size_t numel) {
+    if (size == numel) return;
+    throw nb::value_error(
+        (std::string(name) + " has " + std::to_string(size) + " elements; numel=" + std::to_string(numel))
+            .c_str());
+}
+
 std::size_t pack_blocks(Array<const float> x, int bits, std::size_t block, std::uint64_t seed,
                         bool stochastic, Array<std::uint8_t> out) {
     nb::gil_scoped_release unlocked;
@@ -31,9 +39,7 @@ std::size_t pack_blocks(Array<const float> x, int bits, std::size_t block, std::
 
 void unpack_blocks(Array<const std::uint8_t> data, std::size_t numel, int bits, std::size_t block, float gain,
                    bool add, Array<float> out) {
-    if (out.size() != numel)
-        throw nb::value_error(
-            ("out has " + std::to_string(out.size()) + " elements; numel=" + std::to_string(numel)).c_str());
+    check_numel("out", out.size(), numel);
     nb::gil_scoped_release unlocked;
     tacit::unpack_blocks(span(data), Layout{bits, block}, gain, add, span(out));
 }
@@ -41,6 +47,77 @@ void unpack_blocks(Array<const std::uint8_t> data, std::size_t numel, int bits, 
 void random_bits(std::uint64_t seed, Array<std::uint32_t> out) {
     nb::gil_scoped_release unlocked;
     tacit::random_bits(seed, span(out));
+}
+
+// Lanes come in three types: call(span of the right one).
+using Lanes = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstLanes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class Array, class Call>
+auto with_lanes(const Array& lanes, Call call) {
+    const auto as = [&]<class T>(T) {
+        using Lane = std::conditional_t<std::is_same_v<Array, ConstLanes>, const T, T>;
+        return std::span<Lane>(static_cast<Lane*>(lanes.data()), lanes.size());
+    };
+    const auto type = lanes.dtype();
+    const bool u8 = type == nb::dtype<std::uint8_t>(), u16 = type == nb::dtype<std::uint16_t>();
+    if (!u8 && !u16 && type != nb::dtype<std::int32_t>())
+        throw nb::type_error("lanes are uint8, uint16 or int32");
+    nb::gil_scoped_release unlocked;
+    return u8 ? call(as(std::uint8_t())) : u16 ? call(as(std::uint16_t())) : call(as(std::int32_t()));
+}
+
+void hush_norms(Array<const float> x, Array<float> out, int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::hush_norms(span(x), span(out), threads);
+}
+
+void hush_encode(Array<const float> x, Array<const float> norms, std::uint64_t sign_seed,
+                 std::uint64_t dither_seed, int place, double alpha, double range, int granularity,
+                 Array<const std::uint8_t> cell, Array<std::uint8_t> out, int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::hush_encode(span(x), span(norms), {sign_seed, dither_seed, range, granularity}, place, alpha,
+                       span(cell), span(out), threads);
+}
+
+void hush_decode(ConstLanes lanes, Array<const float> norms, std::uint64_t sign_seed,
+                 std::uint64_t dither_seed, Array<const float> offsets, double range, int granularity,
+                 Array<float> out, float gain, int threads) {
+    with_lanes(lanes, [&](auto sums) {
+        tacit::hush_decode(sums, span(norms), {sign_seed, dither_seed, range, granularity}, span(offsets),
+                           gain, span(out), threads);
+    });
+}
+
+std::size_t add_table(Array<const std::uint8_t> index, std::size_t numel, Array<const std::uint8_t> table,
+                      Lanes lanes, int threads) {
+    check_numel("lanes", lanes.size(), numel);
+    return with_lanes(lanes,
+                      [&](auto sums) { return tacit::add_table(span(index), span(table), sums, threads); });
+}
+
+void lookup_table(Array<const std::uint8_t> index, std::size_t numel, Array<const std::uint8_t> table,
+                  Lanes lanes, int threads) {
+    check_numel("lanes", lanes.size(), numel);
+    with_lanes(lanes, [&](auto sums) { tacit::lookup_table(span(index), span(table), sums, threads); });
+}
+
+void thc_encode(Array<const float> x, Array<const float> norms, int slice_log2, int block_log2,
+                std::uint64_t sign_seed, std::uint64_t round_seed, double t_p,
+                Array<const std::uint8_t> table, int bits, Array<std::uint8_t> out, int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::thc_encode(span(x), span(norms), {slice_log2, block_log2, sign_seed, t_p}, round_seed, span(table),
+                      bits, span(out), threads);
+}
+
+void thc_decode(ConstLanes lanes, std::size_t numel, int slice_log2, int block_log2, std::uint64_t sign_seed,
+                Array<const float> norms, double t_p, int granularity, int count, Array<float> out,
+                float gain, int threads) {
+    check_numel("out", out.size(), numel);
+    with_lanes(lanes, [&](auto sums) {
+        tacit::thc_decode(sums, span(norms), {slice_log2, block_log2, sign_seed, t_p}, granularity, count,
+                          gain, span(out), threads);
+    });
 }
 
 std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
@@ -53,6 +130,7 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 #define FLOAT32S "torch.Tensor | numpy.typing.NDArray[numpy.float32]"
 #define UINT32S "torch.Tensor | numpy.typing.NDArray[numpy.uint32]"
 #define BYTES "torch.Tensor | numpy.typing.NDArray[numpy.uint8]"
+#define LANES "torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]"
 
 // noconvert: a wrong dtype or stride is a TypeError, not a silent copy (what goes to a copy of `out` is
 // lost).
@@ -75,6 +153,62 @@ NB_MODULE(_core, m) {
     m.def("random_bits", &random_bits, "seed"_a, "out"_a.noconvert(),
           nb::sig("def random_bits(seed: int, out: " UINT32S ") -> None"),
           "Fills `out` with the bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.");
+
+    m.def("hush_padded", &tacit::hush_padded, "numel"_a,
+          "Lanes of `numel` elements; their indices take half as many bytes.");
+    m.def("hush_blocks", &tacit::hush_blocks, "numel"_a, "Norms of `numel` elements: 8 a piece.");
+    m.def("hush_norms", &hush_norms, "x"_a.noconvert(), "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def hush_norms(x: " FLOAT32S ", out: " FLOAT32S ", threads: int = 1) -> None"),
+          "The norm of each block into `out`, of hush_blocks(); not finite if the block is not.");
+    m.def("hush_encode", &hush_encode, "x"_a.noconvert(), "norms"_a.noconvert(), "sign_seed"_a,
+          "dither_seed"_a, "place"_a, "alpha"_a, "range"_a, "granularity"_a, "cell"_a.noconvert(),
+          "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig(
+              "def hush_encode(x: " FLOAT32S ", norms: " FLOAT32S
+              ", sign_seed: int, dither_seed: int, place: int, alpha: float, range: float, granularity: int, "
+              "cell: " BYTES ", out: " BYTES ", threads: int = 1) -> None"),
+          "Rotated, dithered and rounded to the 4-bit index cell[floor(2 v)], two a byte into `out`.\n\n"
+          "`out` has hush_padded() / 2 bytes; `x` is only read; the GIL is released. See native/rotated.h.");
+    m.def("hush_decode", &hush_decode, "lanes"_a.noconvert(), "norms"_a.noconvert(), "sign_seed"_a,
+          "dither_seed"_a, "offsets"_a.noconvert(), "range"_a, "granularity"_a, "out"_a.noconvert(), "gain"_a,
+          "threads"_a = 1,
+          nb::sig("def hush_decode(lanes: " LANES ", norms: " FLOAT32S
+                  ", sign_seed: int, dither_seed: int, offsets: " FLOAT32S
+                  ", range: float, granularity: int, out: " FLOAT32S
+                  ", gain: float, threads: int = 1) -> None"),
+          "out = gain * the rotation undone of (lane + offsets[dither nibble]) steps.\n\n"
+          "A block whose norm is not finite decodes to NaN. `lanes`, of hush_padded(), are only read.");
+    m.def(
+        "add_table", &add_table, "index"_a.noconvert(), "numel"_a, "table"_a.noconvert(),
+        "lanes"_a.noconvert(), "threads"_a = 1,
+        nb::sig("def add_table(index: " BYTES ", numel: int, table: " BYTES ", lanes: " LANES
+                ", threads: int = 1) -> int"),
+        "How many lanes would have passed the limit of their type, after lanes += table[index], saturating.");
+    m.def("lookup_table", &lookup_table, "index"_a.noconvert(), "numel"_a, "table"_a.noconvert(),
+          "lanes"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def lookup_table(index: " BYTES ", numel: int, table: " BYTES ", lanes: " LANES
+                  ", threads: int = 1) -> None"),
+          "lanes = table[index]: 4-bit indices, the even element in the low nibble.");
+    m.def("thc_padded", &tacit::thc_padded, "numel"_a, "slice_log2"_a, "Lanes of `numel` elements.");
+    m.def("thc_encode", &thc_encode, "x"_a.noconvert(), "norms"_a.noconvert(), "slice_log2"_a, "block_log2"_a,
+          "sign_seed"_a, "round_seed"_a, "t_p"_a, "table"_a.noconvert(), "bits"_a, "out"_a.noconvert(),
+          "threads"_a = 1,
+          nb::sig(
+              "def thc_encode(x: " FLOAT32S ", norms: " FLOAT32S
+              ", slice_log2: int, block_log2: int, sign_seed: int, round_seed: int, t_p: float, table: " BYTES
+              ", bits: int, out: " BYTES ", threads: int = 1) -> None"),
+          "Rotated, clamped and rounded stochastically to indices into `table`, packed into `out`.\n\n"
+          "4 and 3 bits take a nibble, 2 bits a quarter of a byte; one norm a slice. `x` is only read.");
+    m.def("thc_decode", &thc_decode, "lanes"_a.noconvert(), "numel"_a, "slice_log2"_a, "block_log2"_a,
+          "sign_seed"_a, "norms"_a.noconvert(), "t_p"_a, "granularity"_a, "count"_a, "out"_a.noconvert(),
+          "gain"_a, "threads"_a = 1,
+          nb::sig("def thc_decode(lanes: " LANES
+                  ", numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: " FLOAT32S
+                  ", t_p: float, granularity: int, count: int, out: " FLOAT32S
+                  ", gain: float, threads: int = 1) -> None"),
+          "gain * the mean over the `count` ranks whose table values add up to `lanes`, of thc_padded().\n\n"
+          "A slice whose norm is not finite decodes to NaN. `lanes` are only read; the GIL is released.");
+
     m.def("simd", &tacit::simd, "The instruction set in use.");
     m.def("simd_variants", &tacit::simd_variants,
           "The instruction sets this CPU can run, slowest first; all give the same bits.");

@@ -7,6 +7,8 @@
 
 #include <cstring>
 
+#include "stream.h"
+
 namespace {
 
 using std::int32_t;
@@ -22,27 +24,6 @@ constexpr uint32_t quiet_nan_bits = 0x7fc00000u;
 constexpr float smallest_absmax = 1e-30f;  // keeps 1 / scale far from overflow; smaller blocks are zero
 
 size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-// Random bits for the elements from `first` on, which must not cross a multiple of 2^32.
-// The mixer is "lowbias32" (C. Wellons, hash-prospector), on a counter: each element's bits stand alone.
-struct Stream {
-    static constexpr uint32_t golden = 0x9e3779b9u;
-    uint32_t counter, key;
-
-    Stream(uint64_t seed, uint64_t first)
-        : counter(uint32_t(first) * golden + uint32_t(seed)),
-          key(uint32_t(seed >> 32) ^ uint32_t(first >> 32)) {}
-
-    uint32_t operator()(uint32_t k) const {
-        uint32_t x = (counter + k * golden) ^ key;
-        x ^= x >> 16;
-        x *= 0x7feb352du;
-        x ^= x >> 15;
-        x *= 0x846ca68bu;
-        x ^= x >> 16;
-        return x;
-    }
-};
 
 // How many of the `n` elements from `first` on to do at once.
 size_t tile_at(uint64_t first, size_t n) {

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tacit import _core
 from tacit.errors import ConformanceError, PairingError
 
 
@@ -179,6 +180,27 @@ class TableSum:
     def nbytes(self) -> int:
         return self.index.numel()
 
+    def look_up(self) -> Tensor:
+        """table[index] as lanes: what an aggregator adds for this rank."""
+        lanes = self.index.new_zeros(self.numel, dtype=self.lanes.dtype)
+        self.add(self.index, lanes)
+        return lanes
+
+    def add(self, index: Tensor, lanes: Tensor) -> None:
+        """lanes += table[index], for any run of packed indices of this request."""
+        if self.bits not in (1, 2, 4, 8):
+            raise ConformanceError(
+                f"TableSum: a table of {len(self.table)} cannot be packed; pad it to 2, 4, 16 or 256"
+            )
+        if self.bits == 4 and index.device.type == "cpu":
+            wide = lanes.view(torch.uint16) if lanes.dtype == torch.int16 else lanes
+            _core.add_table(index, lanes.numel(), torch.tensor(self.table, dtype=torch.uint8), wide, 1)
+            return
+        table = torch.tensor(self.table, dtype=lanes.dtype, device=index.device)
+        shifts = torch.arange(0, 8, self.bits, device=index.device, dtype=torch.uint8)
+        codes = (index[:, None] >> shifts) & (2**self.bits - 1)
+        lanes += table[codes.reshape(-1)[: lanes.numel()].int()]
+
 
 Request = Sum | Max | Gather | TableSum
 
@@ -249,6 +271,7 @@ class Turn:
 
     memory: Slots
     world: int
+    rank: int  # only to tell ranks apart in what all of them share, as strata of one random stream
     step: int
     own_seed: int  # differs between ranks: rounding noise that averages out
     shared_seed: int  # the same on all ranks: signs, rotations, shared indices
@@ -262,7 +285,9 @@ def seed_of(*parts: object) -> int:
 
 def turn_for(memory: Slots, *, seed: int, step: int, bucket: str, rank: int, world: int) -> Turn:
     """The turn of `bucket` at `step`: a run can be replayed from its seed."""
-    return Turn(memory, world, step, seed_of(seed, step, bucket, rank), seed_of(seed, step, bucket, "all"))
+    return Turn(
+        memory, world, rank, step, seed_of(seed, step, bucket, rank), seed_of(seed, step, bucket, "all")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,19 +328,6 @@ def add_shard(form: Form, parts: Sequence[Tensor], numel: int, seed: int) -> tup
         return packed, None
     form.unpack_add(packed, exact, gain=-1.0)
     return packed, exact
-
-
-def look_up(request: TableSum, index: Tensor, numel: int) -> Tensor:
-    """table[index] as lanes: what an aggregator adds for one rank."""
-    table = torch.tensor(request.table, dtype=request.lanes.dtype, device=index.device)
-    bits = request.bits
-    if bits not in (1, 2, 4, 8):
-        raise ConformanceError(
-            f"TableSum: a table of {len(request.table)} needs {bits} bits; pad it to 2, 4, 16 or 256"
-        )
-    shifts = torch.arange(0, 8, bits, device=index.device, dtype=torch.uint8)
-    codes = (index[:, None] >> shifts) & (2**bits - 1)
-    return table[codes.reshape(-1)[:numel].int()]
 
 
 # ---- the loop-back driver ----
@@ -388,8 +400,11 @@ def answer_all(requests: Sequence[Request], seeds: Sequence[int], scheme: str = 
     if isinstance(first, Gather):
         return [[r.value for r in requests if isinstance(r, Gather)]] * world
     first.lanes.check(world)
-    lanes = torch.stack([look_up(r, r.index, r.numel) for r in requests if isinstance(r, TableSum)])
-    return [Total(lanes.sum(0, dtype=first.lanes.dtype), world)] * world
+    lanes = first.look_up()
+    for request in requests[1:]:
+        if isinstance(request, TableSum):
+            first.add(request.index, lanes)
+    return [Total(lanes, world)] * world
 
 
 def _sum_all(payloads: list[Payload], seeds: Sequence[int], scheme: str) -> list[Total]:

@@ -33,7 +33,6 @@ from tacit.requests import (
     TableSum,
     Total,
     as_heard,
-    look_up,
     turn_for,
 )
 from tacit.transports import Scheme, Wire
@@ -257,7 +256,7 @@ def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> 
     if isinstance(requests[0], TableSum):
         tables = [r for r in requests if isinstance(r, TableSum)]
         lanes = wire.scatter_table_sum(tables)
-        alone = [Total(look_up(r, r.index, r.numel), 1) for r in tables]
+        alone = [Total(r.look_up(), 1) for r in tables]
         return [*alone[: wire.rank], Total(lanes, wire.world), *alone[wire.rank + 1 :]]
     if isinstance(requests[0], Max):  # all rows in one
         values = [r.value for r in requests if isinstance(r, Max)]

@@ -1,4 +1,4 @@
-"""`tacit demo`: trains two small tasks under plain DDP and six strategies, here and now, and compares them."""
+"""`tacit demo`: trains two small tasks under plain DDP and every strategy, here and now, and compares them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tacit.demo.facts import CONFIGURATIONS, PLAIN, TASKS
+from tacit.demo.facts import CONFIGURATIONS, DEFAULT_TASKS, PLAIN, TASKS
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def add_parser(subparsers: Any) -> None:
     """Adds `demo` and its options to the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "demo",
-        help="train two small tasks under plain DDP and six strategies, and compare them",
-        description="Trains two small tasks under plain DDP and six strategies on this machine, and compares them.",
+        help="train two small tasks under plain DDP and every strategy, and compare them",
+        description="Trains two small tasks under plain DDP and every strategy on this machine, and compares them.",
         epilog="example:\n  tacit demo --ranks 4 --tasks digits,bytes --out runs/demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,7 +63,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), help="folder for records and report (runs/demo)"
     )
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"which to run (default {','.join(TASKS)})")
+    parser.add_argument(
+        "--tasks",
+        default=",".join(DEFAULT_TASKS),
+        help=f"which to run, of {', '.join(TASKS)} (default {','.join(DEFAULT_TASKS)})",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
 
 

@@ -3,6 +3,8 @@
 from tacit.codecs.blocks import Blocks, Int4, Int8
 from tacit.codecs.cast import Bf16, Fp16, Plain
 from tacit.codecs.error_feedback import ErrorFeedback
+from tacit.codecs.hush import Hush
+from tacit.codecs.thc import Thc
 from tacit.errors import ConfigError
 from tacit.requests import Codec
 
@@ -12,6 +14,8 @@ CODECS: dict[str, type] = {
     "bf16": Bf16,
     "int8": Int8,
     "int4": Int4,
+    "thc": Thc,
+    "hush": Hush,
     "ef": ErrorFeedback,
 }
 
@@ -24,4 +28,16 @@ def register(name: str, codec: type[Codec]) -> None:
     CODECS[name] = codec
 
 
-__all__ = ["CODECS", "Bf16", "Blocks", "ErrorFeedback", "Fp16", "Int4", "Int8", "Plain", "register"]
+__all__ = [
+    "CODECS",
+    "Bf16",
+    "Blocks",
+    "ErrorFeedback",
+    "Fp16",
+    "Hush",
+    "Int4",
+    "Int8",
+    "Plain",
+    "Thc",
+    "register",
+]

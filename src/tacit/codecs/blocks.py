@@ -16,12 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tacit import _core
+from tacit.codecs.in_torch import kernels
 from tacit.errors import ConfigError
 from tacit.requests import Conversation, Payload, Sum, Total, Traits, Turn, even_cuts
 
 _SCALE_NBYTES = 4
-_TINY = 1e-30  # below this a block counts as zero: 1 / scale must stay finite
 
 Rounding = Literal["stochastic", "nearest"]
 
@@ -50,26 +49,16 @@ class Blocks:
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
         out = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        if x.device.type == "cpu":
-            _core.pack_blocks(x, self.bits, self.block, seed, self.rounding == "stochastic", out)
-            return out
-        return _pack_torch(x, self, seed, out)
+        kernels(x).pack_blocks(x, self.bits, self.block, seed, self.rounding == "stochastic", out)
+        return out
 
     def unpack(self, data: Tensor, numel: int) -> Tensor:
         out = torch.empty(numel, device=data.device)
-        self._decode(data, out, 1.0, add=False)
+        kernels(data).unpack_blocks(data, numel, self.bits, self.block, 1.0, False, out)
         return out
 
     def unpack_add(self, data: Tensor, out: Tensor, gain: float = 1.0) -> None:
-        self._decode(data, out, gain, add=True)
-
-    def _decode(self, data: Tensor, out: Tensor, gain: float, *, add: bool) -> None:
-        if data.device.type == "cpu":
-            _core.unpack_blocks(data, out.numel(), self.bits, self.block, gain, add, out)
-        elif add:
-            out.add_(_unpack_torch(data, self, out.numel()).mul_(gain))
-        else:
-            out.copy_(_unpack_torch(data, self, out.numel()).mul_(gain))
+        kernels(data).unpack_blocks(data, out.numel(), self.bits, self.block, gain, True, out)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
@@ -124,63 +113,3 @@ class Int4(Int8):
     bits = 4
 
     __str__ = Int8.__str__
-
-
-# ---- the same bits in device-agnostic torch: what a CUDA tensor takes, and the native kernel's twin in the tests ----
-
-
-def random_bits(seed: int, numel: int, device: torch.device) -> Tensor:
-    """The counter-based generator of native/random.h: 32 bits for each index below 2^32, as int64."""
-    low, high, mask = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF
-    x = torch.arange(numel, dtype=torch.int64, device=device)
-    x = ((x * 0x9E3779B9 + low) & mask) ^ high
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & mask
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & mask
-    return x ^ (x >> 16)
-
-
-def _pack_torch(x: Tensor, form: Blocks, seed: int, out: Tensor) -> Tensor:
-    qmax = float(2 ** (form.bits - 1) - 1)
-    rows = _rows(x, form.block)
-    absmax = rows.abs().amax(1)
-    finite, large = absmax.isfinite(), absmax >= _TINY
-    scale = torch.where(finite & large, absmax / qmax, torch.where(finite, 0.0, torch.nan))
-    inverse = torch.where(finite & large, 1.0 / scale, 0.0)
-    if form.rounding == "stochastic":
-        noise = (random_bits(seed, x.numel(), x.device) >> 8).float() * 2.0**-24
-    else:
-        noise = torch.full_like(x, 0.5)
-    rows = torch.where((finite & large)[:, None], rows, 0.0)
-    code = (rows * inverse[:, None] + _rows(noise, form.block)).floor().clamp_(-qmax, qmax)
-    code = torch.where((finite & large)[:, None], code, 0.0).to(torch.int16)
-    if form.bits == 4:
-        code = (code + 8).to(torch.uint8)
-        code.view(-1)[x.numel() :] = 0
-        body = code[:, 0::2] | (code[:, 1::2] << 4)
-    else:
-        body = code.to(torch.int8).view(torch.uint8)
-    records = torch.cat([scale.float()[:, None].contiguous().view(torch.uint8), body], dim=1)
-    return out.copy_(records.reshape(-1)[: out.numel()])
-
-
-def _unpack_torch(data: Tensor, form: Blocks, numel: int) -> Tensor:
-    record = form._record_nbytes(form.block)
-    blocks = -(-numel // form.block)
-    padded = torch.zeros(blocks * record, dtype=torch.uint8, device=data.device)
-    padded[: data.numel()] = data
-    rows = padded.view(blocks, record)
-    scale = rows[:, :_SCALE_NBYTES].reshape(-1).view(torch.float32)[:, None]
-    body = rows[:, _SCALE_NBYTES:].contiguous()
-    if form.bits == 8:
-        code = body.view(torch.int8).float()
-    else:
-        code = (
-            torch.stack([body & 15, body >> 4], dim=2).reshape(blocks, form.block).to(torch.int16) - 8
-        ).float()
-    return (code * scale).reshape(-1)[:numel]
-
-
-def _rows(x: Tensor, block: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)

@@ -12,9 +12,12 @@ STRATEGIES = (
     "every / int8(block=256) / sharded",
     "every / int4(block=64) / sharded",
     "every / ef(int4(block=64)) / sharded",
+    "every / hush / sharded",
 )
 CONFIGURATIONS = (PLAIN, *STRATEGIES)
 SEED = 0
+DEFAULT_TASKS = ("digits", "bytes")
+FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # where Debian's dataset-fashion-mnist puts it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ TASKS = {
         TaskFacts(
             "bytes", "byte-level transformer on Python's own source text", "validation loss", False, 100
         ),
+        TaskFacts("fashion", "CNN on Fashion-MNIST", "test accuracy", True, 1400),
     )
 }
 

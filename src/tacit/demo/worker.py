@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
 
 import tacit
-from tacit.demo.facts import CONFIGURATIONS, PLAIN, SEED, TASKS, ring_allreduce_nbytes, sent_is
+from tacit.demo.facts import PLAIN, SEED, STRATEGIES, TASKS, ring_allreduce_nbytes, sent_is
 from tacit.demo.tasks import BUCKET_MB, BUILDERS, Batch, Task
 
 WARMUP_STEPS = 10  # the learning rate rises, DDP regroups its buckets: these steps are not timed
@@ -37,7 +37,7 @@ class Training:
     configuration: str
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
-    warmup: LinearLR
+    schedule: ChainedScheduler
     handle: tacit.Handle | None
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Training:
         self.optimizer.step()
         self.step_s.append(time.perf_counter() - start)
         self.losses.append(loss.item())
-        self.warmup.step()
+        self.schedule.step()
 
     def sent_nbytes(self) -> float:
         """Bytes this rank sent in all steps, as tacit books them; for plain DDP, which books nothing, as a ring would."""
@@ -69,15 +69,20 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     try:
         for name in args.tasks.split(","):
-            _run(name, args.steps or TASKS[name].steps)
+            _run(
+                name,
+                args.steps or TASKS[name].steps,
+                [PLAIN, *filter(None, args.strategies.split(";"))],
+                args.seed,
+            )
     finally:
         dist.destroy_process_group()
 
 
-def _run(name: str, steps: int) -> None:
+def _run(name: str, steps: int, configurations: list[str], seed: int) -> None:
     task = BUILDERS[name]()
-    trainings = [_begin(task, configuration) for configuration in CONFIGURATIONS]
-    rng = torch.Generator().manual_seed(SEED + 1000 * dist.get_rank())
+    trainings = [_begin(task, configuration, seed, steps) for configuration in configurations]
+    rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
     told = 0.0
     for step in range(1, steps + 1):
         batch = task.batch(rng)
@@ -91,19 +96,23 @@ def _run(name: str, steps: int) -> None:
         if training.handle is not None:
             training.handle.close()
     for training in trainings:
-        _say("training", **_result(name, task, training, baseline=trainings[0]))
+        _say("training", seed=seed, **_result(name, task, training, baseline=trainings[0]))
 
 
-def _begin(task: Task, configuration: str) -> Training:
-    torch.manual_seed(SEED)
+def _begin(task: Task, configuration: str, seed: int, steps: int) -> Training:
+    torch.manual_seed(seed)
     model = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MB)
     optimizer = task.optimizer(model)
-    warmup = LinearLR(optimizer, 0.1, total_iters=WARMUP_STEPS)
+    rise, fall = (
+        LinearLR(optimizer, 0.1, total_iters=WARMUP_STEPS),
+        CosineAnnealingLR(optimizer, max(1, steps)),
+    )
+    schedule = ChainedScheduler([rise, fall])
     handle = None
     if configuration != PLAIN:
         # Cut as plain DDP cuts the model, so that both overlap alike.
         handle = tacit.attach(model, optimizer, configuration, bucket=f"{BUCKET_MB}MiB")
-    return Training(configuration, model, optimizer, warmup, handle)
+    return Training(configuration, model, optimizer, schedule, handle)
 
 
 def _result(name: str, task: Task, training: Training, baseline: Training) -> dict[str, Any]:
@@ -117,7 +126,6 @@ def _result(name: str, task: Task, training: Training, baseline: Training) -> di
         "configuration": training.configuration,
         "ranks": dist.get_world_size(),
         "steps": steps,
-        "seed": SEED,
         "parameters": parameters.numel(),
         "step_p50_s": median(timed),
         "step_p95_s": quantiles(timed, n=20, method="inclusive")[-1] if len(timed) > 1 else timed[0],
@@ -165,6 +173,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", required=True)
     parser.add_argument("--steps", type=int, default=0, help="0: each task's own number")
+    parser.add_argument("--strategies", default=";".join(STRATEGIES), help="beside plain DDP, separated by ;")
+    parser.add_argument("--seed", type=int, default=SEED)
     return parser.parse_args()
 
 

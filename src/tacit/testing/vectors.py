@@ -13,8 +13,8 @@ def _gauss(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
 
 
 def _lognormal(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
-    """Heavy tails, random signs: most of the energy in few elements."""
-    return [x.exp() * torch.randn(numel, generator=rng).sign() for x in _gauss(world, numel, rng)]
+    """Heavy tails, all positive: most of the energy in few elements, and a mean that all ranks share."""
+    return [x.exp() for x in _gauss(world, numel, rng)]
 
 
 def _blocky(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:

@@ -2,8 +2,9 @@
 
 from tacit.transports.allreduce import AllReduce
 from tacit.transports.process_group import Scheme, Wire
+from tacit.transports.server import Server
 from tacit.transports.sharded import Sharded
 
-SCHEMES: dict[str, type[Scheme]] = {"allreduce": AllReduce, "sharded": Sharded}
+SCHEMES: dict[str, type[Scheme]] = {"allreduce": AllReduce, "sharded": Sharded, "server": Server}
 
-__all__ = ["SCHEMES", "AllReduce", "Scheme", "Sharded", "Wire"]
+__all__ = ["SCHEMES", "AllReduce", "Scheme", "Server", "Sharded", "Wire"]

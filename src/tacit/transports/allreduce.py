@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tacit.errors import PairingError
-from tacit.requests import Codec, Sum, TableSum, Total, look_up
+from tacit.requests import Codec, Sum, TableSum, Total
 from tacit.transports.process_group import Wire
 
 
@@ -31,7 +31,8 @@ class AllReduce:
         return Total(payload.form.unpack(data, payload.numel), wire.world)
 
     def table_sum(self, wire: Wire, request: TableSum) -> Total:
-        lanes = look_up(request, request.index, request.numel)
+        request.lanes.check(wire.world)
+        lanes = request.look_up()
         if lanes.dtype == torch.int16:
             lanes = lanes.int()  # neither gloo nor nccl adds 16-bit integers
         return Total(wire.all_reduce(lanes), wire.world)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.errors import TransportError
-from tacit.requests import Codec, Max, Request, Sum, TableSum, Total, look_up
+from tacit.requests import Codec, Max, Request, Sum, TableSum, Total
 
 _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
 
@@ -92,7 +92,7 @@ class Wire:
             raise self.lost("reduce-scatter", cause) from cause
         lanes = own.index.new_zeros(own.numel, dtype=own.lanes.dtype)
         for index in parts:
-            lanes += look_up(own, index, own.numel)
+            own.add(index, lanes)
         return lanes
 
     def max(self, request: Max) -> Tensor:

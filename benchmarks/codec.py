@@ -1,0 +1,182 @@
+"""What the 4-bit codecs cost, against a copy of the same floats measured in the same run: one JSON record a line.
+
+    make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
+
+ns per element, one thread unless named, medians of interleaved rounds. The cost of an empty call (Python, binding) is
+measured by itself and taken off, so that short vectors show the kernel and not the call.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from tacit import _core
+from tacit.codecs import in_torch
+from tacit.codecs.hush import GRIDS, _cells, _offsets
+from tacit.codecs.tables import clamp_at, stochastic_table
+from tacit.records import host_facts
+
+Work = dict[str, Callable[[], object]]
+
+
+def works(log2: int) -> Work:
+    """Everything that is timed on vectors of 2^log2 floats."""
+    n = 1 << log2
+    torch.manual_seed(0)
+    x, y = torch.randn(n), torch.empty(n)
+    padded, blocks = _core.hush_padded(n), _core.hush_blocks(n)
+    norms, packed, lanes = (
+        torch.empty(blocks),
+        torch.empty(padded // 2, dtype=torch.uint8),
+        torch.empty(padded, dtype=torch.uint8),
+    )
+    grid = GRIDS[0]
+    table, cells, offsets = (
+        torch.tensor(grid.table, dtype=torch.uint8),
+        _cells(grid),
+        _offsets(grid, 1.0, (0, 4, 8, 12)),
+    )
+    paper, t = torch.tensor(stochastic_table(16, 30, clamp_at(1 / 32)), dtype=torch.uint8), clamp_at(1 / 32)
+    slices = torch.ones(-(-n // 2**20)) * min(n, 2**20) ** 0.5
+    thc_packed = torch.empty(n // 2, dtype=torch.uint8)
+    thc_lanes = torch.full((n,), 60, dtype=torch.uint8)
+
+    def encode(kernels=_core, threads: int = 1) -> None:
+        kernels.hush_norms(x, norms, threads)
+        kernels.hush_encode(x, norms, 1, 2, 0, 1.0, grid.reach, grid.granularity, cells, packed, threads)
+
+    def decode(kernels=_core, threads: int = 1) -> None:
+        kernels.hush_decode(lanes, norms, 1, 2, offsets, grid.reach, grid.granularity, y, 1.0, threads)
+
+    def add(threads: int = 1) -> None:
+        _core.add_table(packed, padded, table, lanes, threads)
+
+    encode()
+    lanes.zero_()
+    add()
+    found: Work = {
+        "copy": lambda: y.copy_(x),
+        "hush encode": encode,
+        "hush decode": decode,
+        "add": add,
+        "thc encode": lambda: _core.thc_encode(x, slices, 20, 20, 1, 2, t, paper, 4, thc_packed, 1),
+        "thc decode": lambda: _core.thc_decode(thc_lanes, n, 20, 20, 1, slices, t, 30, 4, y, 4.0, 1),
+    }
+    if log2 >= 20:
+        found |= {
+            "hush encode, 2 threads": lambda: encode(threads=2),
+            "hush decode, 2 threads": lambda: decode(threads=2),
+        }
+    if log2 == 20:
+        found |= {
+            "hush encode in torch": lambda: encode(in_torch),
+            "hush decode in torch": lambda: decode(in_torch),
+        }
+    return found
+
+
+def empty_call_s() -> dict[str, float]:
+    """What a call costs before the first element."""
+    e, b = torch.empty(0), torch.empty(0, dtype=torch.uint8)
+    grid, cells, offsets = GRIDS[0], _cells(GRIDS[0]), _offsets(GRIDS[0], 1.0, (0,))
+    table = torch.zeros(16, dtype=torch.uint8)
+    calls: Work = {
+        "copy": lambda: e.copy_(e),
+        "hush encode": lambda: (
+            _core.hush_norms(e, e, 1),
+            _core.hush_encode(e, e, 1, 2, 0, 1.0, grid.reach, grid.granularity, cells, b, 1),
+        )[1],
+        "hush decode": lambda: _core.hush_decode(
+            b, e, 1, 2, offsets, grid.reach, grid.granularity, e, 1.0, 1
+        ),
+        "add": lambda: _core.add_table(b, 0, table, b, 1),
+    }
+    return {name: min(_time(call, 200) for _ in range(10)) for name, call in calls.items()}
+
+
+def _time(call: Callable[[], object], times: int) -> float:
+    start = perf_counter()
+    for _ in range(times):
+        call()
+    return (perf_counter() - start) / times
+
+
+def measure(log2: int, rounds: int, overhead: dict[str, float]) -> list[dict[str, object]]:
+    work = works(log2)
+    times = max(1, min(500, (1 << 22) >> log2))
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds):
+        for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
+            seconds[name].append(_time(call, 1 if "torch" in name else times) - overhead.get(name, 0.0))
+    n, copy = 1 << log2, median(seconds["copy"])
+    return [
+        {
+            "benchmark": "codec",
+            "what": name,
+            "log2_elements": log2,
+            "ns_per_element": round(median(found) / n * 1e9, 4),
+            "against_copy": round(median(a / b for a, b in zip(found, seconds["copy"], strict=True)), 3),
+            "rounds": rounds,
+            "copy_ns_per_element": round(copy / n * 1e9, 4),
+        }
+        for name, found in seconds.items()
+    ]
+
+
+def summary(rows: list[dict[str, object]]) -> dict[str, object]:
+    """The figures that the project promises."""
+    large = [r for r in rows if int(str(r["log2_elements"])) >= 22]
+
+    def of(what: str, among: list[dict[str, object]], key: str = "against_copy") -> list[float]:
+        return [float(str(r[key])) for r in among if r["what"] == what]
+
+    found: dict[str, object] = {"benchmark": "codec summary", "host": host_facts(), "simd": _core.simd()}
+    for what in ("hush encode", "hush decode", "add", "thc encode", "thc decode"):
+        if ratios := of(what, large):
+            found[f"{what} against copy"] = median(ratios)
+    for what in ("hush encode", "hush decode"):
+        cost = of(what, rows, "ns_per_element")
+        found[f"{what} largest / smallest cost by size"] = round(max(cost) / min(cost), 2)
+        if two := of(f"{what}, 2 threads", large):
+            found[f"{what}, speed-up of 2 threads"] = round(median(of(what, large)) / median(two), 2)
+        if torch_ns := of(f"{what} in torch", rows, "ns_per_element"):
+            native = [
+                float(str(r["ns_per_element"]))
+                for r in rows
+                if r["what"] == what and r["log2_elements"] == 20
+            ]
+            found[f"{what}, torch / native"] = round(torch_ns[0] / native[0], 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", default="10,12,14,16,18,20,22,24,26", help="log2 of the elements, separated by commas"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--table", action="store_true", help="a table for people instead of JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    overhead = empty_call_s()
+    rows = [row for log2 in args.sizes.split(",") for row in measure(int(log2), args.rounds, overhead)]
+    if args.table:
+        for row in rows:
+            print(
+                f"2^{row['log2_elements']:<3} {row['what']:<24} {row['ns_per_element']:>9} ns  {row['against_copy']:>8} x copy"
+            )
+        for key, value in summary(rows).items():
+            print(f"{key}: {value}")
+        return
+    for row in [*rows, summary(rows)]:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+#include "rotated.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "blocks.h"
+#include "rotated_kernels.h"
+
+namespace tacit {
+namespace {
+
+using std::size_t;
+
+constexpr size_t most_numel = size_t(1) << 60;  // no size below overflows under it
+constexpr size_t smallest_piece_rows = 64;
+constexpr size_t adder_share = size_t(1) << 15;  // elements: even, and worth a thread's while
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+    std::string text;
+    const auto add = [&](const auto& part) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+            text += std::to_string(part);
+        else
+            text += part;
+    };
+    (add(parts), ...);
+    throw std::invalid_argument(text);
+}
+
+void check_between(const char* name, long long value, long long least, long long most) {
+    if (value < least || value > most) refuse(name, "=", value, ": from ", least, " to ", most);
+}
+
+void check_positive(const char* name, double value) {
+    if (!(value > 0 && std::isfinite(value))) refuse(name, "=", value, ": above 0, and finite");
+}
+
+void check_size(const char* name, size_t size, size_t needed, size_t numel) {
+    if (size != needed) refuse(name, " has ", size, " entries: ", numel, " elements take exactly ", needed);
+}
+
+void check_table(const char* name, size_t size, size_t needed) {
+    if (size != needed) refuse(name, " has ", size, " entries: exactly ", needed, " are used");
+}
+
+void check_numel(size_t numel) {
+    if (numel > most_numel) refuse("numel=", numel, ": at most ", most_numel);
+}
+
+// blocks.cpp picks the instruction set.
+const RotatedKernels& chosen() {
+#ifdef TACIT_X86
+    const std::string name = simd();
+    if (name == avx512::rotated_kernels.name) return avx512::rotated_kernels;
+    if (name == avx2::rotated_kernels.name) return avx2::rotated_kernels;
+#endif
+    return baseline::rotated_kernels;
+}
+
+template <class Lane>
+const LaneKernels<Lane>& chosen_for() {
+    if constexpr (std::is_same_v<Lane, std::uint8_t>)
+        return chosen().u8;
+    else if constexpr (std::is_same_v<Lane, std::uint16_t>)
+        return chosen().u16;
+    else
+        return chosen().i32;
+}
+
+// work(worker, begin, end) over [0, units), cut into one share a worker; worker 0 is the calling thread.
+// `work` must not throw.
+size_t workers_for(size_t units, int threads) {
+    check_between("threads", threads, 1, 1024);
+    return std::clamp<size_t>(units, 1, size_t(threads));
+}
+
+template <class Work>
+void share_out(size_t units, size_t workers, Work work) {
+    std::vector<std::jthread> others;  // joins when it goes
+    others.reserve(workers - 1);
+    const auto begin = [&](size_t worker) {
+        return units / workers * worker + std::min(worker, units % workers);
+    };
+    for (size_t worker = 1; worker < workers; ++worker)
+        others.emplace_back(
+            [&work, worker, from = begin(worker), to = begin(worker + 1)] { work(worker, from, to); });
+    work(size_t(0), size_t(0), begin(1));
+}
+
+// ---- hush
+
+struct Pieces {
+    size_t numel, rows, whole;  // `whole`: pieces of full size
+
+    explicit Pieces(size_t elements) : numel(elements) {
+        check_numel(numel);
+        const size_t step = smallest_piece_rows * hush_lanes;
+        rows = (numel + step - 1) / step * smallest_piece_rows;
+        whole = rows / hush_piece_rows;
+    }
+
+    size_t count() const { return whole + size_t(std::popcount(rows % hush_piece_rows)); }
+    size_t padded() const { return rows * hush_lanes; }
+
+    // visit(number, first row, rows, elements that are there) for the pieces of [begin, end).
+    template <class Visit>
+    void each(size_t begin, size_t end, Visit visit) const {
+        size_t first = std::min(begin, whole) * hush_piece_rows;
+        for (size_t number = std::min(begin, whole); number < end; ++number) {
+            const size_t size = number < whole ? hush_piece_rows : std::bit_floor(rows - first);
+            if (number >= begin)
+                visit(number, first, size, std::min(size * hush_lanes, numel - first * hush_lanes));
+            first += size;
+        }
+    }
+};
+
+struct Padded {
+    alignas(64) float floats[hush_piece_rows * hush_lanes];
+
+    // The piece at `x`, or a copy with zeros after the `present` elements.
+    const float* operator()(const float* x, size_t size, size_t present) {
+        if (present == size) return x;
+        std::memcpy(floats, x, present * sizeof(float));
+        std::memset(floats + present, 0, (size - present) * sizeof(float));
+        return floats;
+    }
+};
+
+void check(const Hush& hush) {
+    check_positive("range", hush.range);
+    check_between("granularity", hush.granularity, 1, 31);  // 2 * 31 is the last of 64 cells
+}
+
+// ---- thc
+
+struct Slices {
+    size_t numel, padded, slice, block;
+
+    Slices(size_t elements, int slice_log2, int block_log2) : numel(elements) {
+        check_numel(numel);
+        check_between("slice_log2", slice_log2, 3, 30);
+        check_between("block_log2", block_log2, 3, 20);
+        slice = size_t(1) << slice_log2;
+        block = std::min(size_t(1) << block_log2, slice);
+        const size_t rest = numel % slice;
+        padded = numel - rest + (rest ? std::max<size_t>(8, std::bit_ceil(rest)) : 0);
+    }
+    Slices(size_t elements, const Thc& thc) : Slices(elements, thc.slice_log2, thc.block_log2) {
+        check_positive("t_p", thc.t_p);
+    }
+
+    size_t count() const { return (numel + slice - 1) / slice; }
+    // The last slice is a whole number of blocks, or one short block.
+    size_t blocks() const { return (padded + block - 1) / block; }
+
+    // visit(slice, its padded length, first element, padded length, elements that are there) for blocks
+    // [begin, end).
+    template <class Visit>
+    void each_block(size_t begin, size_t end, Visit visit) const {
+        for (size_t first = begin * block; begin < end; ++begin, first += block) {
+            const size_t in = first / slice, length = std::min(block, padded - first);
+            const size_t present = first < numel ? std::min(length, numel - first) : 0;
+            visit(in, std::min(slice, padded - in * slice), first, length, present);
+        }
+    }
+};
+
+// Room for one block a worker, made before any thread starts.
+struct Scratch {
+    struct alignas(64) Line {
+        float floats[16];
+    };
+    size_t lines;
+    std::unique_ptr<Line[]> all;
+
+    Scratch(size_t block, size_t workers)
+        : lines((block + 15) / 16), all(std::make_unique_for_overwrite<Line[]>(lines * workers)) {}
+    float* of(size_t worker) { return all[worker * lines].floats; }
+};
+
+}  // namespace
+
+size_t hush_padded(size_t numel) { return Pieces(numel).padded(); }
+
+size_t hush_blocks(size_t numel) { return Pieces(numel).count() * hush_lanes; }
+
+void hush_norms(std::span<const float> x, std::span<float> out, int threads) {
+    const Pieces pieces(x.size());
+    check_size("out", out.size(), hush_blocks(x.size()), x.size());
+    const auto& kernels = chosen();
+    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
+        Padded padded;
+        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
+            kernels.hush_norms(padded(x.data() + first * hush_lanes, rows * hush_lanes, present), rows,
+                               out.data() + number * hush_lanes);
+        });
+    });
+}
+
+void hush_encode(std::span<const float> x, std::span<const float> norms, const Hush& hush, int place,
+                 double alpha, std::span<const std::uint8_t> cell, std::span<std::uint8_t> out, int threads) {
+    const Pieces pieces(x.size());
+    check(hush);
+    check_between("place", place, 0, 15);
+    if (!std::isfinite(alpha)) refuse("alpha=", alpha, ": must be finite");
+    check_size("norms", norms.size(), hush_blocks(x.size()), x.size());
+    check_size("out", out.size(), pieces.padded() / 2, x.size());
+    check_table("cell", cell.size(), 64);
+    for (const int index : cell) check_between("cell", index, 0, 15);
+    const int g = hush.granularity;
+    const HushEncoding how{hush.sign_seed,
+                           hush.dither_seed,
+                           std::uint32_t(place),
+                           float(g / (2.0 * hush.range)),
+                           float(alpha / 16.0),
+                           float(g / 2.0 - alpha * 7.5 / 16.0),
+                           g,
+                           cell.data()};
+    const auto& kernels = chosen();
+    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
+        Padded padded;
+        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
+            kernels.hush_encode(padded(x.data() + first * hush_lanes, rows * hush_lanes, present), first,
+                                rows, norms.data() + number * hush_lanes, how,
+                                out.data() + first * hush_lanes / 2);
+        });
+    });
+}
+
+template <class Lane>
+void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, const Hush& hush,
+                 std::span<const float> offsets, float gain, std::span<float> out, int threads) {
+    const Pieces pieces(out.size());
+    check(hush);
+    check_size("norms", norms.size(), hush_blocks(out.size()), out.size());
+    check_size("lanes", lanes.size(), pieces.padded(), out.size());
+    check_table("offsets", offsets.size(), 16);
+    const HushDecoding how{hush.sign_seed, hush.dither_seed, offsets.data(),
+                           float(2.0 * hush.range / hush.granularity), gain};
+    const auto& kernels = chosen_for<Lane>();
+    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
+        Padded padded;
+        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
+            const size_t at = first * hush_lanes;
+            const bool full = present == rows * hush_lanes;
+            kernels.hush_decode(lanes.data() + at, first, rows, norms.data() + number * hush_lanes, how,
+                                full ? out.data() + at : padded.floats);
+            if (!full) std::memcpy(out.data() + at, padded.floats, present * sizeof(float));
+        });
+    });
+}
+
+namespace {
+
+// work(first, n) over shares of an even number of elements.
+template <class Work>
+void over_indices(std::span<const std::uint8_t> index, std::span<const std::uint8_t> table, size_t numel,
+                  int threads, Work work) {
+    check_numel(numel);
+    check_size("index", index.size(), (numel + 1) / 2, numel);
+    check_table("table", table.size(), 16);
+    const size_t shares = (numel + adder_share - 1) / adder_share;
+    share_out(shares, workers_for(shares, threads), [&](size_t, size_t begin, size_t end) {
+        const size_t first = begin * adder_share;
+        work(first, std::min(end * adder_share, numel) - std::min(first, numel));
+    });
+}
+
+}  // namespace
+
+template <class Lane>
+size_t add_table(std::span<const std::uint8_t> index, std::span<const std::uint8_t> table,
+                 std::span<Lane> lanes, int threads) {
+    std::atomic<size_t> saturated = 0;
+    const auto& kernels = chosen_for<Lane>();
+    over_indices(index, table, lanes.size(), threads, [&](size_t first, size_t n) {
+        saturated += kernels.add_table(index.data() + first / 2, n, table.data(), lanes.data() + first);
+    });
+    return saturated;
+}
+
+template <class Lane>
+void lookup_table(std::span<const std::uint8_t> index, std::span<const std::uint8_t> table,
+                  std::span<Lane> lanes, int threads) {
+    const auto& kernels = chosen_for<Lane>();
+    over_indices(index, table, lanes.size(), threads, [&](size_t first, size_t n) {
+        kernels.lookup_table(index.data() + first / 2, n, table.data(), lanes.data() + first);
+    });
+}
+
+size_t thc_padded(size_t numel, int slice_log2) { return Slices(numel, slice_log2, 3).padded; }
+
+void thc_encode(std::span<const float> x, std::span<const float> norms, const Thc& thc,
+                std::uint64_t round_seed, std::span<const std::uint8_t> table, int bits,
+                std::span<std::uint8_t> out, int threads) {
+    const Slices slices(x.size(), thc);
+    check_between("bits", bits, 2, 4);
+    check_table("table", table.size(), size_t(1) << bits);
+    for (size_t i = 0; i < table.size(); ++i)
+        if (i ? table[i] <= table[i - 1] : table[i] != 0)
+            refuse("table[", i, "]=", int(table[i]), ": values rise from 0");
+    const size_t a_byte = bits == 2 ? 4 : 2;
+    check_size("norms", norms.size(), slices.count(), x.size());
+    check_size("out", out.size(), slices.padded / a_byte, x.size());
+
+    const int g = table.back();
+    std::vector<ThcCell> cells;  // for each integer below g
+    for (int lower = 0; lower + 1 < int(table.size()); ++lower)
+        cells.resize(table[lower + 1],
+                     ThcCell{float(table[lower]), float(table[lower + 1] - table[lower]), lower});
+    const ThcEncoding how{thc.sign_seed, round_seed, float(thc.t_p), float(g / (2.0 * thc.t_p)),
+                          bits,          g - 1,      cells.data()};
+    const auto& kernels = chosen();
+    const size_t workers = workers_for(slices.blocks(), threads);
+    Scratch scratch(slices.block, workers);
+    share_out(slices.blocks(), workers, [&](size_t worker, size_t begin, size_t end) {
+        float* block = scratch.of(worker);
+        slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
+            const double norm = norms[in];
+            const bool usable = norm > 0 && std::isfinite(norm);
+            const double factor = usable ? std::sqrt(double(d)) / (std::sqrt(double(length)) * norm) : 0;
+            if (present) std::memcpy(block, x.data() + first, present * sizeof(float));
+            std::fill(block + present, block + length, 0.0f);
+            kernels.thc_encode(block, first, length, float(factor), how, out.data() + first / a_byte);
+        });
+    });
+}
+
+template <class Lane>
+void thc_decode(std::span<const Lane> lanes, std::span<const float> norms, const Thc& thc, int granularity,
+                int count, float gain, std::span<float> out, int threads) {
+    const Slices slices(out.size(), thc);
+    check_between("granularity", granularity, 1, 255);
+    check_between("count", count, 1, std::numeric_limits<int>::max());
+    check_size("norms", norms.size(), slices.count(), out.size());
+    check_size("lanes", lanes.size(), slices.padded, out.size());
+    const ThcDecoding how{thc.sign_seed, float(2.0 * thc.t_p / (double(granularity) * count)), float(thc.t_p),
+                          gain};
+    const auto& kernels = chosen_for<Lane>();
+    const size_t workers = workers_for(slices.blocks(), threads);
+    Scratch scratch(slices.block, workers);
+    share_out(slices.blocks(), workers, [&](size_t worker, size_t begin, size_t end) {
+        float* block = scratch.of(worker);
+        slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
+            const double norm = norms[in];
+            const double factor = std::isfinite(norm) ? norm / std::sqrt(double(d) * double(length)) : NAN;
+            kernels.thc_decode(lanes.data() + first, first, length, float(factor), how, block);
+            if (present) std::memcpy(out.data() + first, block, present * sizeof(float));
+        });
+    });
+}
+
+#define TACIT_LANE(Lane)                                                                                     \
+    template void hush_decode(std::span<const Lane>, std::span<const float>, const Hush&,                    \
+                              std::span<const float>, float, std::span<float>, int);                         \
+    template size_t add_table(std::span<const std::uint8_t>, std::span<const std::uint8_t>, std::span<Lane>, \
+                              int);                                                                          \
+    template void lookup_table(std::span<const std::uint8_t>, std::span<const std::uint8_t>,                 \
+                               std::span<Lane>, int);                                                        \
+    template void thc_decode(std::span<const Lane>, std::span<const float>, const Thc&, int, int, float,     \
+                             std::span<float>, int);
+TACIT_LANE(std::uint8_t)
+TACIT_LANE(std::uint16_t)
+TACIT_LANE(std::int32_t)
+
+}  // namespace tacit

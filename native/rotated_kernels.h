@@ -1,0 +1,85 @@
+// The table that each build of rotated_kernels.cpp exports; rotated.cpp takes the one blocks.cpp has picked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tacit {
+
+constexpr std::size_t hush_lanes = 8;  // floats a row: one SIMD register, each lane a block of its own
+constexpr std::size_t hush_piece_rows = 1024;  // rows of the largest piece: 32 KB, the first cache
+
+struct HushEncoding {
+    std::uint64_t sign_seed, dither_seed;
+    std::uint32_t place;
+    float half_scale;          // k_c = half_scale / norm_c
+    float alpha_step, offset;  // dither = alpha_step * nibble + offset
+    int granularity;
+    const std::uint8_t* cell;  // of 64
+};
+
+struct HushDecoding {
+    std::uint64_t sign_seed, dither_seed;
+    const float* offsets;  // of 16
+    float unit, gain;
+};
+
+// Where values from the integer it stands for up to the next are rounded: to `base` or to `base + width`.
+struct ThcCell {
+    float base, width;  // neighbouring table values
+    int lower;          // index of the lower
+};
+
+struct ThcEncoding {
+    std::uint64_t sign_seed, round_seed;
+    float t_p, scale;  // v = (clamped + t_p) * scale
+    int bits, last_cell;
+    const ThcCell* cells;
+};
+
+struct ThcDecoding {
+    std::uint64_t sign_seed;
+    float unit, half, gain;
+};
+
+// What depends on the type of a lane: uint8_t, uint16_t or int32_t.
+template <class Lane>
+struct LaneKernels {
+    // One piece of `rows` rows from `first_row` on; `norms` and `out` are the piece's own.
+    void (*hush_decode)(const Lane* lanes, std::size_t first_row, std::size_t rows, const float* norms,
+                        const HushDecoding& how, float* out);
+    // One block of `length` elements from `first` on, left in `block`: room for `length`, aligned to 64
+    // bytes.
+    void (*thc_decode)(const Lane* lanes, std::size_t first, std::size_t length, float factor,
+                       const ThcDecoding& how, float* block);
+    // `numel` elements from an even one on. Returns how many lanes met their limit.
+    std::size_t (*add_table)(const std::uint8_t* index, std::size_t numel, const std::uint8_t* table,
+                             Lane* lanes);
+    void (*lookup_table)(const std::uint8_t* index, std::size_t numel, const std::uint8_t* table,
+                         Lane* lanes);
+};
+
+struct RotatedKernels {
+    const char* name;
+    void (*hush_norms)(const float* x, std::size_t rows, float* norms);
+    void (*hush_encode)(const float* x, std::size_t first_row, std::size_t rows, const float* norms,
+                        const HushEncoding& how, std::uint8_t* out);
+    // Signs, rotates and packs the block that lies in `block`, which it overwrites.
+    void (*thc_encode)(float* block, std::size_t first, std::size_t length, float factor,
+                       const ThcEncoding& how, std::uint8_t* out);
+    LaneKernels<std::uint8_t> u8;
+    LaneKernels<std::uint16_t> u16;
+    LaneKernels<std::int32_t> i32;
+};
+
+namespace baseline {
+extern const RotatedKernels rotated_kernels;
+}
+namespace avx2 {
+extern const RotatedKernels rotated_kernels;
+}
+namespace avx512 {
+extern const RotatedKernels rotated_kernels;
+}
+
+}  // namespace tacit

@@ -1,0 +1,157 @@
+"""hush: tacit's own 4-bit homomorphic codec. THC's wire contract, half its error.
+
+    y   = H diag(s) x                          s shared signs; H Walsh-Hadamard over blocks of 1024
+    i   = nearest level to  y g / (2 R M) + g/2 + d        M = max over ranks of |block|;  T = table, 0..g
+    sum = (sum T[i] - sum d - n g/2) 2 R M / g;      x^ = diag(s) H sum / 1024
+
+What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md:
+- a norm for each block, not for a slice of 2^20: no block is clamped because another one is large;
+- a Lloyd-Max table on the integer grid, rounded to the nearest: half the variance of unbiased rounding;
+- one shared random stream u shifts each rank's grid by d = frac(u + rank/n) - 1/2. The shifts are stratified over ranks,
+  so errors cancel even when all ranks say the same, where nearest rounding alone would not average at all.
+  Every receiver knows u, and the sum of the d follows from it;
+- the finest table whose sum fits into 8 bits for this world, else 16-bit lanes: nothing wraps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.codecs.in_torch import COLUMNS, hush_pieces, kernels
+from tacit.codecs.tables import nearest_table
+from tacit.errors import ConfigError
+from tacit.requests import Conversation, Heard, Lanes, Max, TableSum, Total, Traits, Turn, seed_of
+
+_STRATA = 16  # the shared stream has 4 bits an element
+
+
+class Grid(NamedTuple):
+    """A table of 16 of the values 0..granularity, which stand for [-reach, reach]."""
+
+    granularity: int
+    reach: float
+
+    @property
+    def table(self) -> tuple[int, ...]:
+        return nearest_table(16, self.granularity, self.reach)
+
+
+GRIDS = (Grid(21, 2.84), Grid(17, 2.62), Grid(15, 2.52))
+
+
+def grid_for(world: int) -> tuple[Grid, Lanes]:
+    """The finest grid whose sum fits into 8-bit lanes (12, 15 or 17 ranks), else the finest with 16-bit lanes."""
+    for grid in GRIDS:
+        lanes = Lanes(8, grid.granularity)
+        if world <= lanes.most_ranks:
+            return grid, lanes
+    return GRIDS[0], Lanes(16, GRIDS[0].granularity)
+
+
+@dataclass(frozen=True, slots=True)
+class Hush:
+    """4 bits up, integers added, 8 bits down (16 beyond 17 ranks), and 1/32 bit of norms. `dither=0`: no shared shifts."""
+
+    dither: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dither, int | float) or not 0 <= self.dither <= 2:
+            raise ConfigError(
+                f"dither={self.dither}: the grid is shifted by 0 to 2 of its steps; the default is 1"
+            )
+
+    def __str__(self) -> str:
+        return "hush" if self.dither == 1 else f"hush(dither={self.dither})"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            rounds=2, summable=True, unbiased=True, contracting=True, lanes=Lanes(16, GRIDS[0].granularity)
+        )
+
+    def nbytes(self, numel: int) -> int:
+        rows = hush_pieces(numel)
+        return 4 * COLUMNS * len(rows) + COLUMNS * sum(rows) // 2
+
+    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+        grid, lanes = grid_for(turn.world)
+        frame = Frame(x.numel(), grid, self.dither, turn.shared_seed)
+        norms = yield Max(frame.norms(x.float()))
+        index = frame.encode(x.float(), norms, _place(turn.rank, turn.world))
+        total: Total = yield TableSum(index, grid.table, frame.padded, lanes)
+        heard = range(turn.world) if total.count == turn.world else [turn.rank]
+        own = TableSum(index, grid.table, frame.padded, Lanes(8, grid.granularity))
+        return Heard(
+            frame.decode(total.value, norms, [_place(rank, turn.world) for rank in heard]),
+            said=lambda: frame.decode(own.look_up(), norms, [_place(turn.rank, turn.world)]),
+        )
+
+
+def _place(rank: int, world: int) -> int:
+    """This rank's stratum of the shared stream."""
+    return _STRATA * rank // world
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all ranks share about one vector: its length, the grid, the signs and the shifts."""
+
+    numel: int
+    grid: Grid
+    dither: float
+    seed: int
+
+    @property
+    def padded(self) -> int:
+        return COLUMNS * sum(hush_pieces(self.numel))
+
+    def norms(self, x: Tensor) -> Tensor:
+        """|block| of every block."""
+        out = x.new_empty(COLUMNS * len(hush_pieces(self.numel)))
+        kernels(x).hush_norms(x, out, 1)
+        return out
+
+    def encode(self, x: Tensor, norms: Tensor, place: int) -> Tensor:
+        """The 4-bit levels of the rotated, scaled and shifted x."""
+        out = torch.empty(self.padded // 2, dtype=torch.uint8, device=x.device)
+        signs, shifts = _seeds(self.seed)
+        g, reach = self.grid
+        kernels(x).hush_encode(
+            x, norms, signs, shifts, place, self.dither, reach, g, _cells(self.grid), out, 1
+        )
+        return out
+
+    def decode(self, lanes: Tensor, norms: Tensor, places: Sequence[int]) -> Tensor:
+        """The sum over the ranks at `places`, whose levels were added in `lanes`."""
+        out = norms.new_empty(self.numel)
+        signs, shifts = _seeds(self.seed)
+        g, reach = self.grid
+        lanes = (
+            lanes.view(torch.uint16) if lanes.dtype == torch.int16 and lanes.device.type == "cpu" else lanes
+        )
+        offsets = _offsets(self.grid, self.dither, tuple(places))
+        kernels(norms).hush_decode(lanes, norms, signs, shifts, offsets, reach, g, out, 1.0, 1)
+        return out
+
+
+def _seeds(shared: int) -> tuple[int, int]:
+    return seed_of(shared, "signs"), seed_of(shared, "shifts")
+
+
+@lru_cache(maxsize=16)
+def _cells(grid: Grid) -> Tensor:
+    """The level nearest to v, for every half unit of v: cells[floor(2 v)]."""
+    middles = [(w + 0.5) / 2 for w in range(2 * grid.granularity + 1)]
+    nearest = [min(range(16), key=lambda i: abs(grid.table[i] - v)) for v in middles]
+    return torch.tensor(nearest + [15] * (64 - len(nearest)), dtype=torch.uint8)
+
+
+@lru_cache(maxsize=256)
+def _offsets(grid: Grid, dither: float, places: tuple[int, ...]) -> Tensor:
+    """For each value of the shared stream, what turns a sum of levels into a sum: minus the middles, minus the shifts."""
+    shifts = [sum((u + place) % _STRATA - 7.5 for place in places) for u in range(_STRATA)]
+    return torch.tensor([-len(places) * grid.granularity / 2 - dither / _STRATA * shift for shift in shifts])

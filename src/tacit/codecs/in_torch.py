@@ -1,0 +1,246 @@
+"""The kernels of tacit._core in plain torch: same signatures, same operations in the same order, same bits.
+
+What a CUDA tensor takes, and the readable twin that the tests hold the C++ against. `kernels(x)` chooses.
+Shared randomness comes from a counter-based generator: 32 bits for (seed, index), the same everywhere.
+"""
+
+import sys
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tacit import _core
+
+COLUMNS = 8  # hush: blocks of a segment, side by side, one SIMD lane each
+ROWS = 1024  # hush: elements of a full block
+_LEAST_ROWS = 64
+_LEAST_SLICE = 8
+_TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
+_SCALE_NBYTES = 4
+
+
+def kernels(x: Tensor) -> Any:
+    """The kernels for tensors like `x`: C++ on the CPU, torch elsewhere."""
+    return _core if x.device.type == "cpu" else sys.modules[__name__]
+
+
+# ---- randomness and rotation ----
+
+
+def random_words(seed: int, numel: int, device: torch.device) -> Tensor:
+    """32 random bits for each index below 2^32, as int64."""
+    low, high, mask = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF
+    x = torch.arange(numel, dtype=torch.int64, device=device)
+    x = ((x * 0x9E3779B9 + low) & mask) ^ high
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & mask
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & mask
+    return x ^ (x >> 16)
+
+
+def _bits(seed: int, numel: int, width: int, device: torch.device) -> Tensor:
+    """`width` random bits an element, 32 / width elements a word, the first in the low bits."""
+    words = random_words(seed, -(-numel * width // 32), device)
+    shifts = torch.arange(0, 32, width, device=device)
+    bits: Tensor = (words[:, None] >> shifts) & (2**width - 1)
+    return bits.reshape(-1)[:numel]
+
+
+def _uniform(seed: int, numel: int, device: torch.device) -> Tensor:
+    return (random_words(seed, numel, device) >> 8).float() * 2.0**-24
+
+
+def _flip(x: Tensor, seed: int) -> Tensor:
+    return torch.where(_bits(seed, x.numel(), 1, x.device).bool(), -x, x)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """The unnormalised transform along dimension 1 of (batch, 2^k, columns): butterflies for h = 1, 2, 4, ..."""
+    batch, rows, columns = x.shape
+    h = 1
+    while h < rows:
+        pairs = x.view(batch, rows // (2 * h), 2, h, columns)
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        x = torch.stack([a + b, a - b], dim=2).view(batch, rows, columns)
+        h *= 2
+    return x
+
+
+def _f32(value: float) -> float:
+    """`value` as float32 has it."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def _pack4(index: Tensor) -> Tensor:
+    index = index.to(torch.uint8)
+    return index[0::2] | (index[1::2] << 4)
+
+
+# ---- block integers ----
+
+
+def pack_blocks(x: Tensor, bits: int, block: int, seed: int, stochastic: bool, out: Tensor) -> int:
+    qmax, numel = float(2 ** (bits - 1) - 1), x.numel()
+    rows = pad(x, (0, -numel % block)).view(-1, block)
+    absmax = rows.abs().amax(1)
+    finite = absmax.isfinite()
+    usable = finite & (absmax >= _TINY)
+    scale = torch.where(usable, absmax / qmax, torch.where(finite, 0.0, torch.nan))
+    noise = _uniform(seed, numel, x.device) if stochastic else torch.full_like(x, 0.5)
+    noise = pad(noise, (0, -numel % block)).view(-1, block)
+    level = (
+        torch.where(usable[:, None], rows, 0.0) * torch.where(usable, 1.0 / scale, 0.0)[:, None] + noise
+    ).floor()
+    code = torch.where(usable[:, None], level.clamp(-qmax, qmax), 0.0).to(torch.int16)
+    if bits == 4:
+        code = (code + 8).to(torch.uint8)
+        code.view(-1)[numel:] = 0
+        body = code[:, 0::2] | (code[:, 1::2] << 4)
+    else:
+        body = code.to(torch.int8).view(torch.uint8)
+    records = torch.cat([scale.float()[:, None].contiguous().view(torch.uint8), body], dim=1)
+    out.copy_(records.reshape(-1)[: out.numel()])
+    return int((~finite).sum()) if x.device.type == "cpu" else 0  # counting would stop an accelerator
+
+
+def unpack_blocks(
+    data: Tensor, numel: int, bits: int, block: int, gain: float, add: bool, out: Tensor
+) -> None:
+    record, blocks = _SCALE_NBYTES + block * bits // 8, -(-numel // block)
+    rows = pad(data, (0, blocks * record - data.numel())).view(blocks, record)
+    scale = rows[:, :_SCALE_NBYTES].reshape(-1).view(torch.float32)[:, None]
+    body = rows[:, _SCALE_NBYTES:].contiguous()
+    if bits == 8:
+        code = body.view(torch.int8).float()
+    else:
+        code = (torch.stack([body & 15, body >> 4], dim=2).reshape(blocks, block).to(torch.int16) - 8).float()
+    value = (code * scale).reshape(-1)[:numel] * gain
+    out.copy_(out + value if add else value)
+
+
+# ---- hush ----
+
+
+def hush_pieces(numel: int) -> list[int]:
+    """Rows of each segment: full ones, then the rest as a sum of powers of two; at most 511 elements of padding."""
+    rows = -(-numel // COLUMNS)
+    rows = -(-rows // _LEAST_ROWS) * _LEAST_ROWS
+    full, rest = divmod(rows, ROWS)
+    return [ROWS] * full + [size for size in (512, 256, 128, 64) if rest & size]
+
+
+def _segments(x: Tensor, rows: list[int]) -> list[Tensor]:
+    """`x`, padded, as (batch, rows, columns) for each run of equal pieces."""
+    flat = pad(x, (0, sum(rows) * COLUMNS - x.numel()))
+    counts = {size: rows.count(size) for size in rows}
+    parts = flat.split([size * count * COLUMNS for size, count in counts.items()])
+    return [part.view(-1, size, COLUMNS) for part, size in zip(parts, counts, strict=True)]
+
+
+def _by_block(factors: Tensor, segments: list[Tensor]) -> list[Tensor]:
+    """One factor a block, shaped to multiply its segment."""
+    parts = factors.split([s.shape[0] * COLUMNS for s in segments])
+    return [part.view(-1, 1, COLUMNS) for part in parts]
+
+
+def hush_norms(x: Tensor, out: Tensor, threads: int) -> None:
+    norms = []
+    for segment in _segments(x, hush_pieces(x.numel())) if x.numel() else []:
+        squares = (segment * segment).view(len(segment), -1, 16, COLUMNS)
+        partial = squares[:, 0].clone()  # 16 partial sums, then a tree
+        for k in range(1, squares.shape[1]):
+            partial += squares[:, k]
+        for half in (8, 4, 2, 1):
+            partial = partial[:, :half] + partial[:, half : 2 * half]
+        norms.append(
+            partial[:, 0].double().sqrt().float().reshape(-1)
+        )  # torch's float sqrt is off by an ulp at times
+    out.copy_(torch.cat([*norms, out[:0]]))
+
+
+def hush_encode(
+    x: Tensor, norms: Tensor, sign_seed: int, dither_seed: int, place: int, alpha: float, reach: float,
+    granularity: int, cell: Tensor, out: Tensor, threads: int,
+) -> None:  # fmt: skip
+    if not x.numel():
+        return
+    g, padded = granularity, 2 * out.numel()
+    scale = torch.where(norms.isfinite() & (norms > 0), _f32(g / (2 * reach)) / norms, 0.0)
+    segments = _segments(_flip(pad(x, (0, padded - x.numel())), sign_seed), hush_pieces(x.numel()))
+    scaled = [hadamard(s) * k for s, k in zip(segments, _by_block(scale, segments), strict=True)]
+    u = _bits(dither_seed, padded, 4, x.device)
+    shift = _f32(alpha / 16) * ((u + place) & 15).float() + _f32(g / 2 - alpha * 7.5 / 16)
+    level = (2 * (torch.cat([s.reshape(-1) for s in scaled]) + shift)).floor().nan_to_num().clamp(0, 2 * g)
+    out.copy_(_pack4(cell.to(x.device)[level.long()]))
+
+
+def hush_decode(
+    lanes: Tensor, norms: Tensor, sign_seed: int, dither_seed: int, offsets: Tensor, reach: float,
+    granularity: int, out: Tensor, gain: float, threads: int,
+) -> None:  # fmt: skip
+    if not out.numel():
+        return
+    u = _bits(dither_seed, lanes.numel(), 4, lanes.device)
+    levels = lanes.float() + offsets.to(lanes.device)[u]
+    unit = _f32(2 * reach / granularity) * torch.where(norms.isfinite(), norms, torch.nan)
+    segments = _segments(levels, hush_pieces(out.numel()))
+    factors = _by_block(unit, segments)
+    back = [hadamard(s * (k * (1 / s.shape[1]) * gain)) for s, k in zip(segments, factors, strict=True)]
+    out.copy_(_flip(torch.cat([s.reshape(-1) for s in back]), sign_seed)[: out.numel()])
+
+
+# ---- thc ----
+
+
+def thc_lengths(numel: int, size: int) -> list[int]:
+    """Padded length of each slice."""
+    full, rest = divmod(numel, size)
+    return [size] * full + ([max(_LEAST_SLICE, 1 << (rest - 1).bit_length())] if rest else [])
+
+
+def thc_encode(
+    x: Tensor, norms: Tensor, slice_log2: int, block_log2: int, sign_seed: int, round_seed: int, t_p: float,
+    table: Tensor, bits: int, out: Tensor, threads: int,
+) -> None:  # fmt: skip
+    if not x.numel():
+        return
+    lengths, t, levels = thc_lengths(x.numel(), 2**slice_log2), _f32(t_p), table.to(x.device).long()
+    g = int(levels[-1])
+    flat = _flip(pad(x, (0, sum(lengths) - x.numel())), sign_seed)  # only the last slice is padded
+    z = []
+    for part, length, norm in zip(flat.split(lengths), lengths, norms, strict=True):
+        block = min(2**block_log2, length)
+        usable = norm.isfinite() & (norm > 0)
+        factor = torch.where(usable, sqrt(length) / (sqrt(block) * norm.double()), 0.0).float()
+        z.append(hadamard(part.view(-1, block, 1)).reshape(-1) * factor)
+    v = (torch.cat(z).nan_to_num().clamp(-t, t) + t) * _f32(g / (2 * t_p))
+    low = torch.searchsorted(levels, v.floor().clamp(0, g - 1).long(), right=True) - 1
+    below, above = levels[low].float(), levels[low + 1].float()
+    index = (low + ((v - below) > _uniform(round_seed, v.numel(), x.device) * (above - below))).to(
+        torch.uint8
+    )
+    if bits == 2:
+        a, b, c, d = index.view(-1, 4).unbind(1)
+        out.copy_(a | b << 2 | c << 4 | d << 6)
+    else:
+        out.copy_(_pack4(index))
+
+
+def thc_decode(
+    lanes: Tensor, numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: Tensor, t_p: float,
+    granularity: int, count: int, out: Tensor, gain: float, threads: int,
+) -> None:  # fmt: skip
+    if not numel:
+        return
+    lengths = thc_lengths(numel, 2**slice_log2)
+    z = lanes.float() * _f32(2 * t_p / (granularity * count)) - _f32(t_p)
+    parts = []
+    for part, length, norm in zip(z.split(lengths), lengths, norms, strict=True):
+        block = min(2**block_log2, length)
+        back = torch.where(norm.isfinite(), norm, torch.nan).double() / (sqrt(length) * sqrt(block))
+        parts.append(hadamard((part * back.float()).view(-1, block, 1)).reshape(-1))
+    out.copy_(_flip(torch.cat(parts), sign_seed)[:numel] * gain)
