@@ -31,6 +31,7 @@ class Ranks:
     def __init__(self) -> None:
         self._context = mp.get_context("spawn")
         self._workers: list[tuple[Any, Any]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(
         self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
@@ -41,10 +42,14 @@ class Ranks:
             process.start()
             there.close()
             self._workers.append((process, here))
-        folder = tempfile.mkdtemp(prefix="tacit-test-")
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="tacit-test-"
+        )  # the last one goes when the next one comes
         where = (function.__code__.co_filename, function.__qualname__)
         for rank in range(world):
-            self._workers[rank][1].send((where, args, rank, world, f"file://{folder}/store", timeout_s))
+            self._workers[rank][1].send(
+                (where, args, rank, world, f"file://{self._folder.name}/store", timeout_s)
+            )
 
     def process_id(self, rank: int) -> int:
         return int(self._workers[rank][0].pid)
@@ -57,6 +62,7 @@ class Ranks:
                 found: tuple[str, Any] = pipe.recv()
                 return found
             process.kill()
+            process.join(10)
             return "error", "no answer in time"
         except EOFError:
             process.join(10)

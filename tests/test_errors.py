@@ -34,7 +34,7 @@ BAD_TEXTS = {
     "every / int8 / sharded / extra": "has 4 parts",
     "every // sharded": "write 'when / what / who'",
     "every / int9 / sharded": "unknown codec 'int9'; did you mean 'int8'?",
-    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, ef",
+    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, thc, hush, ef",
     "sometimes / int8 / sharded": "unknown round 'sometimes'; known are every",
     "every / int8 / shared": "unknown scheme 'shared'; did you mean 'sharded'?",
     "every / int8( / sharded": "cannot be read",
@@ -87,6 +87,7 @@ def test_models_and_options_that_cannot_be_attached_are_refused():
     for arguments, hint in (
         ((frozen, None), "no trainable parameter"),
         ((nn.Linear(2, 2, dtype=torch.complex64), None), "only real floating point"),
+        ((nn.Embedding(5, 2, sparse=True), None), "build it with sparse=False"),
     ):
         with pytest.raises(ConfigError) as caught:
             tacit.attach(*arguments)
@@ -110,19 +111,24 @@ def test_different_strategies_are_found_out_on_all_ranks(ranks):
         assert kind == "PairingError" and "rank 0 and rank 1" in text
 
 
-def _lose(rank, world, wrap, how):
-    """Rank 1 goes away in the middle of the fourth backward pass; the others tell what they see, and when."""
-    model = DDP(deep(), bucket_cap_mb=0.02) if wrap == "ddp" else deep()
+def _lose(rank, world, wrap, how, static=False, wide=0):
+    """Rank 1 goes away in the middle of a backward pass; the others tell what they see, and when."""
+    model = deep()
+    if wide:
+        model = nn.Sequential(
+            nn.Linear(64, wide), nn.Linear(wide, 64), model
+        )  # long messages, in paced rounds
+    model = DDP(model, bucket_cap_mb=0.02, static_graph=static) if wrap == "ddp" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tacit.attach(model, optimizer, "int8", bucket="20kB")
-    train(model, optimizer, rank, range(3))
+    train(model, optimizer, rank, range(0 if static else 3))
     if rank == 1:
         middle = list(model.parameters())[8]
         middle.register_hook(lambda grad: os.kill(os.getpid(), how))
     start = time.monotonic()
     try:
         loss_of(model, rank, 3).backward()
-    except TacitError as error:
+    except Exception as error:
         first = (type(error).__name__, str(error), time.monotonic() - start)
     try:
         model.zero_grad()
@@ -147,6 +153,16 @@ def test_a_rank_that_dies_ends_the_others_with_one_sentence(ranks, wrap):
         assert (
             again if wrap == "ddp" else "lost the exchange" in again
         )  # DDP's own reducer refuses a second pass
+
+
+@pytest.mark.parametrize(("static", "wide"), [(True, 0), (False, 8000)])
+def test_a_rank_that_dies_in_the_first_static_pass_or_in_a_long_message_ends_the_others(ranks, static, wide):
+    ranks.start(3, _lose, "ddp", signal.SIGKILL, static, wide, timeout_s=20)
+    found = ranks.results(3)
+    for rank in (0, 2):
+        kind, (_, text, after_s, _) = found[rank]
+        assert kind == "ok" and after_s < 25
+        assert f"rank {rank} of 3 lost the exchange" in text
 
 
 def test_a_rank_that_stalls_ends_the_others_within_the_time_out(ranks):

@@ -18,7 +18,10 @@ TEXTS = {
     " every/int4( block = 32 )/sharded ": "every / int4(block=32) / sharded",
     "int8(512)": "every / int8(block=512) / sharded",
     "ef(int4(block=64, rounding=nearest))": "every / ef(int4(block=64, rounding=nearest)) / sharded",
-    "ef(bf16)": "every / ef(bf16) / allreduce",
+    "ef(bf16)": "every / ef(bf16) / sharded",
+    "hush": "every / hush / sharded",
+    "thc / allreduce": "every / thc(bits=4, granularity=30) / allreduce",
+    "thc(block=1024) / server(rank=2)": "every / thc(bits=4, granularity=30, block=1024) / server(rank=2)",
 }
 
 

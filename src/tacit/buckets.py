@@ -31,11 +31,7 @@ class Bucket:
 
 def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters under the names their owner gave them, without the prefixes of DDP and torch.compile."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            clean = ".".join(part for part in name.split(".") if part != "_orig_mod")
-            found[clean.removeprefix("module.") if _is_ddp(model) else clean] = parameter
+    found = {clean_name(name, model): p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise ConfigError("the model has no trainable parameter; attach it after requires_grad is set")
     for name, parameter in found.items():
@@ -43,7 +39,18 @@ def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
             raise ConfigError(
                 f"parameter {name!r} is {parameter.dtype}; only real floating point gradients can be exchanged"
             )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"{name!r} makes sparse gradients, which no codec speaks yet; build it with sparse=False"
+            )
     return found
+
+
+def clean_name(name: str, model: nn.Module) -> str:
+    """A parameter's own name, whatever wraps the model."""
+    clean = ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return clean.removeprefix("module.") if _is_ddp(model) else clean
 
 
 def _is_ddp(model: nn.Module) -> bool:
@@ -96,6 +103,6 @@ def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
     return solid[0].as_strided((sum(p.numel() for p in solid),), (1,))
 
 
-def digest_of(parameters: Iterable[tuple[str, Tensor]]) -> str:
+def digest_of(buckets: Iterable[Bucket]) -> str:
     """What must be the same on every rank before the first exchange."""
-    return ";".join(f"{name}:{tuple(p.shape)}:{p.dtype}" for name, p in parameters)
+    return ";".join(f"{b.group}:{b.dtype}:{b.layout.names}:{b.layout.numels}" for b in buckets)

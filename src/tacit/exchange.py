@@ -12,11 +12,10 @@ Two threads a handle, each with one queue:
 """
 
 import itertools
-import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +30,6 @@ from tacit.requests import Codec, Conversation, Heard, Request, as_heard, turn_f
 from tacit.stats import Stats
 from tacit.transports import Scheme, Wire
 
-log = logging.getLogger("tacit")
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
@@ -59,6 +57,7 @@ class Exchange:
     ):
         self.wire, self.scheme, self.codec, self.stats, self.seed = wire, scheme, codec, stats, seed
         self.error: TacitError | None = None
+        self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._inbox: queue.PriorityQueue[tuple[int, int, Job | None, Any]] = queue.PriorityQueue()
         self._outbox: queue.SimpleQueue[tuple[Job, Request] | None] = queue.SimpleQueue()
@@ -81,6 +80,8 @@ class Exchange:
     ) -> Job:
         """Starts the exchange of `x`; `deliver(mean)` is called in the codec thread. `x` must not change until then."""
         self._report_late(step)
+        if self._stream is not None:
+            x.record_stream(self._stream)  # read there after this thread may have let go of it
         turn = turn_for(
             memory.of(bucket.layout, x.device),
             seed=self.seed,
@@ -195,30 +196,15 @@ class Exchange:
 
     def _report_nonfinite(self, bucket: Bucket, x: Tensor, mean: Tensor, step: int) -> None:
         if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
-            self._flags.append((bucket, step, mean.sum().isfinite()))
-            return
-        if not mean.numel() or bool(mean.sum().isfinite()) or bool(mean.isfinite().all()):
-            return
-        own = bucket.layout.split(x)
-        bad = [name for name, part in bucket.layout.split(mean).items() if not bool(part.isfinite().all())]
-        mine = [name for name in bad if not bool(own[name].isfinite().all())]
-        self._count_nonfinite(
-            bad, step, f"this rank's own {mine[0]!r} was not" if mine else "another rank's was not"
-        )
+            self._flags.append((bucket, step, mean.isfinite().all()))
+        elif mean.numel() and not bool(mean.sum().isfinite()):
+            report_nonfinite(self.stats, step, bucket.layout.split(x), bucket.layout.split(mean))
 
     def _report_late(self, step: int) -> None:
         while self._flags and self._flags[0][1] < step:
             bucket, at, finite = self._flags.popleft()
             if not bool(finite):
-                self._count_nonfinite(bucket.names, at, "one of these")
-
-    def _count_nonfinite(self, names: Sequence[str], step: int, source: str) -> None:
-        if not self.stats.nonfinite:
-            log.warning(
-                "step %d: the averaged gradient of %s is not finite (%s); every rank sees it, so a GradScaler skips the "
-                "step; later cases are only counted, in handle.stats.nonfinite", step, ", ".join(names), source
-            )  # fmt: skip
-        self.stats.nonfinite.update(names)
+                self.stats.found_nonfinite(bucket.names, at, "one of these")
 
     # ---- the wire thread ----
 
@@ -243,8 +229,10 @@ class Exchange:
                 self.error = cause if isinstance(cause, TacitError) else _unexpected(cause)
             failed, self._open = self._open, set()
             self._speaking.clear()
+            error = self.error
         for job in failed:
             job.done.set()
+        self.on_fail(error)
 
 
 def converse(wire: Wire, scheme: Scheme, talk: Conversation, seed: int, stats: Stats, group: str) -> Heard:
@@ -267,6 +255,16 @@ def counted(wire: Wire, stats: Stats, request: str, group: str) -> Iterator[None
     with stats.timed("wire"):
         yield
     stats.sent(request, group, wire.sent_nbytes - before)
+
+
+def report_nonfinite(stats: Stats, step: int, own: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> None:
+    """Counts the parameters whose mean is not finite, and warns the first time, with the rank it came from."""
+    bad = [name for name, part in mean.items() if not bool(part.isfinite().all())]
+    mine = [name for name in bad if not bool(own[name].isfinite().all())]
+    if bad:
+        stats.found_nonfinite(
+            bad, step, f"this rank's own {mine[0]!r} was not" if mine else "another rank's was not"
+        )
 
 
 def _unexpected(cause: BaseException) -> TacitError:

@@ -77,6 +77,13 @@ class Memory:
             state.setdefault(slot, {}).update({n: t.clone() for n, t in layout.split(flat).items()})
         return state
 
+    def give_back(self, name: str, values: Tensor) -> None:
+        """Remembers again what a parameter said although nobody was going to use it."""
+        for layout, flat in self._flats.values():
+            parts = layout.split(flat)
+            if name in parts:
+                parts[name] += values.reshape(-1)
+
     def load(self, state: Mapping[str, Mapping[str, Tensor]], numels: Mapping[str, int]) -> None:
         """Replaces everything kept; buckets pick their parts up when they next speak."""
         for slot, parts in state.items():
@@ -142,9 +149,13 @@ def pick(state: Any, *, rank: int, world: int, strategy: str) -> Mapping[str, An
         )
     old_world = states[0]["world"]
     if old_world == world:
-        for candidate in states:
-            if candidate["rank"] == rank:
-                return candidate
+        own = [candidate for candidate in states if candidate["rank"] == rank]
+        if len(own) > 1:
+            raise CheckpointError(
+                f"{len(own)} states claim to be rank {rank} of {world}; pass this rank's own state only"
+            )
+        if own:
+            return own[0]
     if sorted(s["rank"] for s in states) != list(range(old_world)):
         raise CheckpointError(
             f"rank {rank} of {world} cannot resume from ranks {[s['rank'] for s in states]} of {old_world}: pass a list "

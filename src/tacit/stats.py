@@ -1,8 +1,9 @@
 """What was said and what it cost: counted where it happens, shown as a table, a dict or TensorBoard scalars."""
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tacit.errors import ConfigError
 from tacit.units import size_text, time_text
 
+log = logging.getLogger("tacit")
 TIMES = ("encode", "wire", "decode", "wait")
 
 
@@ -45,6 +47,15 @@ class Stats:
         with self._lock:
             self.steps += 1
             self.numel += numel
+
+    def found_nonfinite(self, names: Sequence[str], step: int, source: str) -> None:
+        """Counted each time; said once."""
+        if not self.nonfinite:
+            log.warning(
+                "step %d: the averaged gradient of %s is not finite (%s); every rank sees it, so a GradScaler skips the "
+                "step; later cases are only counted, in handle.stats.nonfinite", step, ", ".join(names), source
+            )  # fmt: skip
+        self.nonfinite.update(names)
 
     @property
     def sent_nbytes(self) -> int:

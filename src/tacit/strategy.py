@@ -31,15 +31,15 @@ class Strategy:
     who: Scheme
 
     def __post_init__(self) -> None:
-        self.check(world=2)
+        self.check()
 
     def __str__(self) -> str:
         return f"{self.when} / {self.what} / {self.who}"
 
-    def check(self, world: int) -> None:
-        """Raises PairingError if this cannot work among `world` ranks."""
+    def check(self, world: int | None = None) -> None:
+        """Raises PairingError if this cannot work, among `world` ranks once that is known."""
         self.who.check(self.what, world)
-        if self.what.traits.lanes is not None:
+        if self.what.traits.lanes is not None and world is not None:
             self.what.traits.lanes.check(world)
 
     @classmethod
@@ -59,8 +59,10 @@ class Strategy:
 
 
 def default_scheme(codec: Codec) -> Scheme:
-    """All-reduce where payloads add in flight, else sharded."""
-    return AllReduce() if codec.traits.summable else Sharded()
+    """All-reduce where plain payloads add in flight; sharded for the rest, for indices (half the bytes of their lanes)
+    and under error feedback (a ring's roundings are remembered by nobody)."""
+    traits = codec.traits
+    return AllReduce() if traits.summable and traits.lanes is None and not traits.remembers else Sharded()
 
 
 def parse_codec(text: str) -> Codec:

@@ -1,8 +1,11 @@
 """DDP under tacit, in real processes over gloo."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from toys import WIDTH, batch, deep, flat, gradients, loss_of, train
@@ -253,3 +256,94 @@ def test_a_world_of_one_has_nothing_to_say(ranks):
     [(got, expected, sent)] = ranks.run(1, _alone)
     assert sent == 0
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layers, self.reentrant = deep(), reentrant
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x.requires_grad_(), use_reentrant=self.reentrant)
+        return x
+
+
+def _checkpointed(rank, world, text, reentrant):
+    model = DDP(Checkpointed(reentrant), bucket_cap_mb=0.02)
+    handle = tacit.attach(model, None, text, **SMALL) if text else None
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, rank, step).backward()
+    return gradients(model), handle and handle.step
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints_of_both_kinds_work(ranks, reentrant):
+    plain, got = (
+        ranks.run(2, _checkpointed, None, reentrant),
+        ranks.run(2, _checkpointed, "none / sharded", reentrant),
+    )
+    torch.testing.assert_close(got[0][0], plain[0][0], rtol=1e-4, atol=1e-6)
+    assert got[0][1] == 3
+
+
+def _ignoring(rank, world, text):
+    model = deep()
+    DDP._set_params_and_buffers_to_ignore_for_model(model, ["3.0.weight"])
+    model = DDP(model)
+    model.module[0][0].bias.requires_grad_(False)
+    model.module[0][0].bias.requires_grad_(True)
+    if text:
+        tacit.attach(model, None, text, **SMALL)
+    loss_of(model, rank, 0).backward()
+    return gradients(model)
+
+
+def test_parameters_that_ddp_ignores_are_left_alone(ranks):
+    plain, got = ranks.run(2, _ignoring, None), ranks.run(2, _ignoring, "none / sharded")
+    for expected, found in zip(plain, got, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def _doubles(rank, world, text):
+    model = DDP(deep(dtype=torch.float64))
+    tacit.attach(model, None, text, **SMALL)
+    loss_of(model, rank, 0).backward()
+    return next(model.parameters()).grad
+
+
+@pytest.mark.parametrize("text", ["none / sharded", "fp16", "ef(int8)"])
+def test_double_precision_parameters_travel(ranks, text):
+    found = ranks.run(2, _doubles, text)
+    assert found[0].dtype == torch.float64 and torch.equal(found[0], found[1])
+
+
+def _twice(rank, world, wrap):
+    model = DDP(deep()) if wrap == "ddp" else deep()
+    first = tacit.attach(model, None, "int8")
+    with pytest.raises(ConfigError, match="already speaks 'every / int8"):
+        tacit.attach(model, None, "int4")
+    first.close()
+    with pytest.raises(ConfigError, match="closed"):
+        first.full_state_dict()
+    if wrap == "plain":
+        tacit.attach(model, None, "int4").close()
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "plain"])
+def test_a_model_has_one_handle_at_a_time(ranks, wrap):
+    ranks.run(2, _twice, wrap)
+
+
+def _many(rank, world):
+    model = deep(layers=1)
+    tacit.attach(model, None, "int8").close()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        tacit.attach(model, None, "int8").close()
+    return len(list(Path("/proc/self/fd").iterdir())) - before
+
+
+def test_a_closed_handle_leaves_no_sockets_behind(ranks):
+    assert all(left <= 2 for left in ranks.run(2, _many))

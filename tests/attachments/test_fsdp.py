@@ -36,11 +36,12 @@ def test_without_a_codec_gradients_equal_fsdp_and_half_the_bytes_of_gloo_leave(r
         plain, got = ranks.run(world, _grads, None), ranks.run(world, _grads, "none / sharded")
         for name, expected in plain[0][0].items():
             torch.testing.assert_close(got[0][0][name], expected, rtol=1e-5, atol=1e-7)
-        stats = got[0][1]
-        padded = stats["elements"]  # of the last unit, the root: 64 x 4 + 4
-        assert stats["steps"] == 2 and padded > 0
-        parameters = sum(p.numel() for p in deep(layers=4).parameters())
-        assert stats["sent_nbytes"] >= 2 * 4 * parameters * (world - 1) // world
+        parameters = list(deep(layers=4).parameters())
+        padded = sum(-(-p.shape[0] // world) * world * p.numel() // p.shape[0] for p in parameters)
+        assert got[0][1]["steps"] == 2 and got[0][1]["elements"] == 2 * padded
+        assert (
+            got[0][1]["sent_nbytes"] == 2 * 4 * padded * (world - 1) // world
+        )  # gloo's own would send twice that
 
 
 def test_with_a_codec_gradients_are_near(ranks):
@@ -156,3 +157,41 @@ def test_a_unit_with_unused_parameters_says_what_to_do(ranks):
     for message, grad in ranks.run(2, _partly_used):
         assert "set_reduce_scatter_unused_params(True)" in message
         assert grad > 0
+
+
+def _compiled_and_not_finite(rank, world):
+    model = deep(layers=2)
+    for i in range(2):
+        model[i] = torch.compile(model[i], backend="aot_eager")
+        fully_shard(model[i], mesh=init_device_mesh("cpu", (world,)))
+    model = fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == d], "name": n}
+        for d, n in ((2, "mat"), (1, "vec"))
+    ]
+    handle = tacit.attach(model, torch.optim.SGD(groups, lr=0.1), "int8")
+    loss = loss_of(model, rank, 0)
+    (loss * torch.inf if rank == 1 else loss).backward()
+    return dict(handle.stats.nonfinite), handle.stats.as_dict()["sent_by_group"], handle.step
+
+
+def test_compiled_units_are_named_and_what_is_not_finite_is_reported(ranks):
+    for nonfinite, sent, steps in ranks.run(2, _compiled_and_not_finite):
+        assert nonfinite["0.0.weight"] == 1
+        assert set(sent) == {"mat+vec"}  # a unit travels as one
+        assert steps == 1
+
+
+def _two_meshes(rank, world):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    model = deep(layers=2)
+    fully_shard(model[0], mesh=mesh["a"])
+    fully_shard(model, mesh=mesh["b"])
+    try:
+        tacit.attach(model, None, "int8")
+    except tacit.TacitError as error:
+        return str(error)
+
+
+def test_units_on_different_meshes_are_refused(ranks):
+    assert all("several meshes" in text for text in ranks.run(4, _two_meshes))

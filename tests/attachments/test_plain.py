@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from toys import deep, flat, gradients, loss_of, train
+from toys import batch, deep, flat, gradients, loss_of, train
 
 import tacit
 
@@ -119,3 +119,35 @@ def test_without_a_process_group_attach_is_silent():
     assert handle.world == 1 and handle.stats.sent_nbytes == 0
     handle.load_state_dict(handle.state_dict())
     handle.close()
+
+
+class Sometimes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.always, self.other = nn.Linear(64, 4), nn.Linear(64, 4)
+        self.register_buffer("count", torch.tensor([7], dtype=torch.int16))
+
+    def forward(self, x, both):
+        return self.always(x) + (self.other(x) if both else 0)
+
+
+def _owed(rank, world):
+    model = Sometimes()
+    model.count += rank
+    handle = tacit.attach(model, None, "ef(int4(rounding=nearest))")
+    debts = []
+    for step, both in enumerate((True, True, False)):
+        model.zero_grad()
+        x, label = batch(rank, step)
+        nn.functional.cross_entropy(model(x, both), label).backward()
+        debts.append(handle.state_dict()["memory"]["residual"]["other.weight"])
+    return debts, model.other.weight.grad, model.count.item()
+
+
+def test_what_is_owed_to_a_parameter_that_nobody_used_stays_owed(ranks):
+    found = ranks.run(2, _owed)
+    before, after = (sum(debts[k] for debts, _, _ in found) for k in (1, 2))
+    assert before.abs().max() > 0
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-7)
+    assert all(grad is None and count == 7 for _, grad, count in found)

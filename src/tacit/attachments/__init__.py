@@ -6,6 +6,7 @@
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,7 @@ def attach(
     `bucket` is the size of what travels together; `seed` makes rounding repeatable; `timeout` (default: the process
     group's) bounds every wait; `records` names a JSONL file that gets one record a step. For a plain module `group` is
     the ranks that share it; for FSDP2 it is the replicas on other hosts, whose all-reduce then takes the strategy.
+    (FSDP2 cuts its own units and uses its own groups: `bucket` and `timeout` say nothing there.)
     """
     parsed = Strategy.parse(strategy)
     bucket_nbytes = parse_size(bucket)
@@ -46,17 +48,20 @@ def attach(
         raise ConfigError(f"bucket={bucket}: a bucket has at least one byte; the default is 4MiB")
     parameters = parameter_names(model)
     groups = group_names(parameters, optimizer)
-    handle = Handle(parsed, seed=seed, records=records)
+    core: Any = getattr(model, "_orig_mod", model)
+    if (earlier := _ATTACHED.get(core)) is not None and not earlier.closed:
+        raise ConfigError(f"this model already speaks {str(earlier.strategy)!r}; close that handle first")
+    numels = {name: parameter.numel() for name, parameter in parameters.items()}
+    handle = Handle(parsed, numels, seed=seed, records=records)
     if not dist.is_available() or not dist.is_initialized():
         return handle  # one process: there is nobody to talk to
-    core: Any = getattr(model, "_orig_mod", model)
     kind = _kind(core)
     if kind == "ddp":
         from tacit.attachments.ddp import attach_ddp
 
         if group is not None:
             raise ConfigError("group= is the process group of DDP(..., process_group=...); leave it out here")
-        attach_ddp(handle, core, parameters, groups, bucket_nbytes, timeout)
+        attach_ddp(handle, core, groups, bucket_nbytes, timeout)
     elif kind == "fsdp2":
         from tacit.attachments.fsdp import attach_fsdp
 
@@ -65,7 +70,11 @@ def attach(
         from tacit.attachments.plain import attach_plain
 
         attach_plain(handle, core, parameters, groups, bucket_nbytes, group, timeout)
+    _ATTACHED[core] = handle
     return handle
+
+
+_ATTACHED: "WeakKeyDictionary[nn.Module, Handle]" = WeakKeyDictionary()
 
 
 def _kind(model: nn.Module) -> str:

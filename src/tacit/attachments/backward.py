@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.attachments.handle import Handle
 from tacit.buckets import Bucket, flat_view
-from tacit.errors import TacitError
+from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange, Job
 
 
@@ -31,6 +31,10 @@ class Backward:
     @property
     def started(self) -> bool:
         return bool(self.arrived)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.arrived) == len(self.numels)
 
     def arrive(
         self, name: str, gradient: Tensor, delivered: Callable[[str], None] = lambda name: None
@@ -73,4 +77,9 @@ class Backward:
 
 def call_after_backward(function: Callable[[], None]) -> None:
     """Runs `function` when the backward pass that is under way has computed everything, before it returns."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError as cause:
+        raise ConfigError(
+            "gradients came outside of a backward pass; tacit cannot be used with DDP.join()"
+        ) from cause

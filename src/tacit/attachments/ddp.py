@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, own_group
-from tacit.buckets import digest_of, plan
-from tacit.errors import ConfigError
+from tacit.attachments.handle import Handle, agree, leave_group, own_group
+from tacit.buckets import Bucket, clean_name, digest_of, plan
+from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
 from tacit.transports import Wire
 
@@ -26,7 +26,6 @@ from tacit.transports import Wire
 def attach_ddp(
     handle: Handle,
     ddp: nn.parallel.DistributedDataParallel,
-    parameters: Mapping[str, nn.Parameter],
     groups: Mapping[str, str],
     bucket_nbytes: int,
     timeout: timedelta | None,
@@ -34,40 +33,39 @@ def attach_ddp(
     if dist.get_world_size(ddp.process_group) == 1:
         return
     wire = Wire(own_group(ddp.process_group, timeout))
-    agree(wire, handle.strategy, [digest_of(parameters.items()), bucket_nbytes, handle.seed])
-    attachment = DdpAttachment(handle, ddp, wire, parameters, groups, bucket_nbytes)
+    reduced = _reduced(ddp)
+    buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
+    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+    attachment = DdpAttachment(handle, ddp, wire, buckets)
     try:
         ddp.register_comm_hook(attachment, _hook)
     except RuntimeError as cause:
+        attachment.close()
         raise ConfigError(
             "this DDP module already has a communication hook; attach a fresh DDP(model)"
         ) from cause
     handle.fasten(attachment)
 
 
+def _reduced(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """The parameters that DDP's reducer knows, whatever was frozen, thawed or ignored since: those will arrive."""
+    known = {id(p) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()}
+    return {clean_name(name, ddp): p for name, p in ddp.named_parameters() if id(p) in known}
+
+
 class DdpAttachment:
     """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
 
     def __init__(
-        self,
-        handle: Handle,
-        ddp: nn.parallel.DistributedDataParallel,
-        wire: Wire,
-        parameters: Mapping[str, nn.Parameter],
-        groups: Mapping[str, str],
-        bucket_nbytes: int,
+        self, handle: Handle, ddp: nn.parallel.DistributedDataParallel, wire: Wire, buckets: list[Bucket]
     ):
         self.wire, self._ddp = wire, ddp
-        buckets = plan(parameters, groups, bucket_nbytes)
-        self._name_of = {id(parameter): name for name, parameter in parameters.items()}
+        self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
+        strategy = handle.strategy
         self.exchange: Exchange | None = Exchange(
-            wire,
-            handle.strategy.who,
-            handle.strategy.what,
-            handle.stats,
-            device=buckets[0].device,
-            seed=handle.seed,
+            wire, strategy.who, strategy.what, handle.stats, device=buckets[0].device, seed=handle.seed
         )
+        self.exchange.on_fail = self._fail  # DDP may be waiting for futures that will not come any more
         self._backward = Backward(handle, self.exchange, buckets)
         self._pending: dict[str, _Pending] = {}
 
@@ -77,8 +75,6 @@ class DdpAttachment:
 
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
-        if not self._backward.started:
-            call_after_backward(self._finish)
         buffer = bucket.buffer()
         names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
         pending = _Pending(buffer, len(names))
@@ -88,18 +84,19 @@ class DdpAttachment:
             stop = start + self._backward.numels[name]
             self._backward.arrive(name, buffer[start:stop], self._delivered)
             start = stop
+        if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
+            call_after_backward(self._finish)
         return pending.future
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()
 
     def _finish(self) -> None:
-        try:
-            self._backward.finish()
-        except BaseException as cause:
-            for pending in set(self._pending.values()):
-                pending.fail(cause)
-            raise
+        self._backward.finish()
+
+    def _fail(self, error: TacitError) -> None:
+        for pending in set(self._pending.values()):
+            pending.fail(error)
 
     def no_sync(self) -> AbstractContextManager[None]:
         context: AbstractContextManager[None] = self._ddp.no_sync()
@@ -109,6 +106,7 @@ class DdpAttachment:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.close()
+            leave_group(self.wire)
 
 
 class _Pending:
@@ -119,7 +117,7 @@ class _Pending:
         self._buffer, self._missing = buffer, missing
         self._lock = threading.Lock()
         self._error: BaseException | None = None
-        self._start: Future[None] = Future(devices=devices)
+        self._start: Future[Tensor] = Future(devices=devices)
         self.future: Future[Tensor] = self._start.then(self._end)
 
     def count_down(self) -> None:
@@ -127,14 +125,14 @@ class _Pending:
             self._missing -= 1
             if self._missing != 0:
                 return
-        self._start.set_result(None)
+        self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
 
     def fail(self, error: BaseException) -> None:
         with self._lock:
             if self._missing <= 0:
                 return
             self._missing, self._error = 0, error
-        self._start.set_result(None)
+        self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
 
     def _end(self, start: Any) -> Tensor:
         if self._error is not None:

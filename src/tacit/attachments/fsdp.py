@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from tacit.attachments.backward import call_after_backward
 from tacit.attachments.handle import Handle, agree, switched_off
+from tacit.buckets import clean_name
 from tacit.errors import ConfigError, ConformanceError
-from tacit.exchange import converse, counted
+from tacit.exchange import converse, counted, report_nonfinite
 from tacit.memory import BucketSlots, Run
 from tacit.requests import (
     Conversation,
@@ -46,6 +48,8 @@ def attach_fsdp(
     wire = Wire(replicas if replicas is not None else units[0].group)
     if wire.world == 1:
         return
+    if replicas is None and any(unit.group is not units[0].group for unit in units):
+        raise ConfigError("the model is sharded over several meshes; tacit needs one mesh for all its units")
     for unit in units:
         if unit.hsdp:
             raise ConfigError(
@@ -78,7 +82,7 @@ class _Unit:
             raise ConfigError(
                 "a module sharded over several meshes cannot take a strategy; shard it over one"
             )
-        name_of = {id(p): name for name, p in model.named_parameters()}
+        name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
         params = [p for g in found for p in g.fsdp_params if p.sharded_param.requires_grad]
         names = tuple(name_of[id(p.sharded_param)] for p in params)
         return _Unit(
@@ -86,7 +90,7 @@ class _Unit:
             names=names,
             shapes=tuple(tuple(p._orig_size) for p in params),
             dims=tuple(p.fsdp_placement.dim for p in params),
-            label=groups[names[0]] if names else "0",
+            label="+".join(sorted({groups[name] for name in names})),  # a unit travels as one
             hsdp=any(g._is_hsdp for g in found),
             group=found[0]._reduce_scatter_process_group if found else None,
         )
@@ -149,7 +153,7 @@ class FsdpAttachment:
     ):
         self.wire, self._handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
         self.numels: dict[str, int] = {}
-        self._calls = 0
+        self._spoken = 0  # elements in this round; a round is one backward pass
         for unit in units:
             if scatter:
                 comm = _ReduceScatter(self, unit)
@@ -160,11 +164,15 @@ class FsdpAttachment:
                 self.numels.update(zip(unit.names, hook.layout.numels, strict=True))
                 unit.module.set_all_reduce_hook(hook)
 
-    def stepped(self, numel: int) -> None:
-        """A round is over when every unit has spoken once."""
-        self._calls += 1
-        if self._calls % len(self._units) == 0:
-            self._handle.stepped(numel)
+    def spoke(self, numel: int) -> None:
+        """A unit has spoken; the round is over when the backward pass is."""
+        if self._spoken == 0:
+            call_after_backward(self._end_round)
+        self._spoken += numel
+
+    def _end_round(self) -> None:
+        numel, self._spoken = self._spoken, 0
+        self._handle.stepped(numel)
 
     @property
     def handle(self) -> Handle:
@@ -211,8 +219,16 @@ class _ReduceScatter(ReduceScatter):
         with handle.stats.timed("wait"):
             total = self._converse(input_tensor.view(wire.world, -1), slots)
         output_tensor.copy_(total / wire.world if op == dist.ReduceOp.AVG else total)
-        self._attachment.stepped(input_tensor.numel())
+        self._report(input_tensor.view(wire.world, -1)[wire.rank], output_tensor)
+        self._attachment.spoke(input_tensor.numel())
         return None
+
+    def _report(self, own: Tensor, mean: Tensor) -> None:
+        """Each rank sees its own row of the sum; on an accelerator looking would stop it, and the optimizer will see."""
+        if mean.device.type == "cpu" and not bool(mean.sum().isfinite()):
+            row = Run(self.layout.names, self.layout.chunks)
+            handle = self._attachment.handle
+            report_nonfinite(handle.stats, handle.step, row.split(own), row.split(mean))
 
     def _converse(self, rows: Tensor, slots: BucketSlots) -> Tensor:
         handle, wire, codec = (
@@ -302,7 +318,7 @@ class _AllReduce:
         with handle.stats.timed("wait"):
             heard = converse(wire, handle.strategy.who, talk, turn.own_seed, handle.stats, self._unit.label)
         shard.copy_(heard.total / wire.world)
-        self._attachment.stepped(shard.numel())
+        self._attachment.spoke(shard.numel())
 
 
 def _plain_mean(wire: Wire) -> Callable[[Tensor], None]:

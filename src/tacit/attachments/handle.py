@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tacit import memory as memories
-from tacit.errors import PairingError
+from tacit.errors import ConfigError, PairingError
 from tacit.memory import Memory
 from tacit.records import Recorder
 from tacit.requests import Gather, seed_of
@@ -36,13 +36,17 @@ class Attachment(Protocol):
 class Handle:
     """One strategy on one model on one rank. `close()` gives the model back to plain float32 exchange."""
 
-    def __init__(self, strategy: Strategy, *, seed: int = 0, records: str | Path | None = None):
+    def __init__(
+        self, strategy: Strategy, numels: dict[str, int], *, seed: int = 0, records: str | Path | None = None
+    ):
         self.strategy = strategy
         self.stats = Stats()
         self.memory = Memory()
         self.seed = seed
         self.step = 0
         self.rank, self.world = 0, 1
+        self.numels = numels  # elements that the memory of each parameter has
+        self.closed = False
         self._attachment: Attachment | None = None
         self._records = Recorder(records) if records is not None else None
 
@@ -50,6 +54,7 @@ class Handle:
         """Called once by the attachment, when all ranks have agreed."""
         self._attachment = attachment
         self.rank, self.world = attachment.wire.rank, attachment.wire.world
+        self.numels = attachment.numels
 
     def stepped(self, numel: int) -> None:
         """Called by the attachment after every round."""
@@ -78,6 +83,8 @@ class Handle:
 
     def full_state_dict(self) -> dict[str, Any]:
         """Every rank's state, on every rank: for checkpoints that one rank writes. All ranks must call it."""
+        if self.closed:
+            raise ConfigError("the handle is closed; take full_state_dict() before close()")
         states: list[Any] = [self.state_dict()]
         if self._attachment is not None:
             states = [None] * self.world
@@ -91,12 +98,12 @@ class Handle:
         mean of the old memories, which keeps what is still owed to the model.
         """
         chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
-        if self._attachment is not None:
-            self.memory.load(chosen["memory"], self._attachment.numels)
+        self.memory.load(chosen["memory"], self.numels)
         self.step, self.seed = int(chosen["step"]), int(chosen["seed"])
 
     def close(self) -> None:
         """Ends tacit's threads and files; safe to call twice."""
+        self.closed = True
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.close()
@@ -117,21 +124,46 @@ def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> di
     made = dist.new_group(
         ranks,
         timeout=timeout or _timeout_of(parent),
-        backend=dist.get_backend(parent),
+        backend=_backend_name(parent),
         use_local_synchronization=not whole,
     )
     assert isinstance(made, dist.ProcessGroup)
     return made
 
 
+def _backend_name(group: dist.ProcessGroup | None) -> str | None:
+    name = str(dist.get_backend(group))
+    return (
+        None if name == "undefined" else name
+    )  # of init_process_group() without a backend: the default, again
+
+
+def leave_group(wire: Wire) -> None:
+    """Frees the sockets and threads of a group that `own_group` made."""
+    if dist.is_initialized():
+        dist.destroy_process_group(wire.group)
+
+
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    found: timedelta | None = getattr(_backend(group).options, "_timeout", None)
+    return found
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """A device whose tensors `group` moves: the CPU where it can."""
     group = group or dist.group.WORLD
     assert group is not None
-    device = torch.device(
-        "cpu" if "gloo" in str(dist.get_backend(group)) else torch.accelerator.current_accelerator() or "cpu"
-    )
-    found: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
-    return found
+    try:
+        group._get_backend(torch.device("cpu"))
+        return torch.device("cpu")
+    except RuntimeError:  # nccl alone
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def _backend(group: dist.ProcessGroup | None) -> Any:
+    group = group or dist.group.WORLD
+    assert group is not None
+    return group._get_backend(_device(group))
 
 
 def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
@@ -141,8 +173,7 @@ def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
     text = str(strategy).encode()[:120]
     own = torch.zeros(128, dtype=torch.uint8)
     own[: 8 + len(text)] = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
-    device = None if "gloo" in str(dist.get_backend(wire.group)) else torch.accelerator.current_accelerator()
-    notes = wire.answer(strategy.who, Gather(own.to(device)), 0)
+    notes = wire.answer(strategy.who, Gather(own.to(_device(wire.group))), 0)
     wire.sent_nbytes = 0
     said = [bytes(note.cpu().tolist()) for note in notes]
     other = next((rank for rank, note in enumerate(said) if note != said[0]), None)

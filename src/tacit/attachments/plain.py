@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, own_group, switched_off
-from tacit.buckets import digest_of, plan
+from tacit.attachments.handle import Handle, agree, leave_group, own_group, switched_off
+from tacit.buckets import Bucket, digest_of, plan
 from tacit.exchange import Exchange
 from tacit.requests import Max
 from tacit.transports import Wire
@@ -32,25 +32,23 @@ def attach_plain(
     if dist.get_world_size(group) == 1:
         return
     wire = Wire(own_group(group, timeout))
-    agree(wire, handle.strategy, [digest_of(parameters.items()), bucket_nbytes, handle.seed])
+    buckets = plan(parameters, groups, bucket_nbytes)
+    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), group_src=0, group=wire.group)
-    handle.fasten(PlainAttachment(handle, wire, parameters, groups, bucket_nbytes))
+        raw = tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.detach()
+        dist.broadcast(raw, group_src=0, group=wire.group)  # as bytes: gloo does not know every dtype
+        if tensor.numel() and raw.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(raw.view(tensor.dtype).view(tensor.shape))
+    handle.fasten(PlainAttachment(handle, wire, parameters, buckets))
 
 
 class PlainAttachment:
     """Hooks on every parameter; a pass begins with the first gradient and ends when backward returns."""
 
     def __init__(
-        self,
-        handle: Handle,
-        wire: Wire,
-        parameters: Mapping[str, nn.Parameter],
-        groups: Mapping[str, str],
-        bucket_nbytes: int,
+        self, handle: Handle, wire: Wire, parameters: Mapping[str, nn.Parameter], buckets: list[Bucket]
     ):
-        self.wire, self._parameters = wire, parameters
-        buckets = plan(parameters, groups, bucket_nbytes)
+        self.wire, self._handle, self._parameters = wire, handle, parameters
         self._exchange = Exchange(
             wire,
             handle.strategy.who,
@@ -93,6 +91,8 @@ class PlainAttachment:
         for (name, parameter), somewhere in zip(self._parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
+            elif self._handle.strategy.what.traits.remembers:
+                self._handle.memory.give_back(name, means[name])
 
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._set_sync)
@@ -104,6 +104,7 @@ class PlainAttachment:
         for hook in self._hooks:
             hook.remove()
         self._exchange.close()
+        leave_group(self.wire)
 
 
 def _write(parameter: nn.Parameter, mean: Tensor) -> None:

@@ -138,8 +138,12 @@ def _find(name: str) -> "Codec":
     sys.path.insert(0, "")
     try:
         codec: Codec = getattr(import_module(module), member)()
-    except (ImportError, AttributeError, TypeError) as cause:
+    except (ImportError, AttributeError, TypeError, ValueError) as cause:
         raise ConfigError(
             f"codec {name!r} cannot be made ({cause}); write module:Class of a class without needed options"
         ) from cause
+    if not all(hasattr(codec, part) for part in ("traits", "nbytes", "reduce")):
+        raise ConfigError(
+            f"{name!r} is no codec: it lacks traits, nbytes or reduce; see docs/write-a-codec.md"
+        )
     return codec

@@ -33,32 +33,37 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cast16:
+class Bf16:
+    """8 significant bits, float32's range; unlike torch's own hook it runs on the CPU too."""
+
     traits = Traits(rounds=1, summable=True, contracting=True)
-    dtype = torch.float16
+
+    def __str__(self) -> str:
+        return "bf16"
 
     def nbytes(self, numel: int) -> int:
         return 2 * numel
 
     def reduce(self, x: Tensor, turn: Turn) -> Conversation:
-        payload = Payload.dense(x.to(self.dtype))
+        payload = Payload.dense(x.to(torch.bfloat16))
         total: Total = yield Sum(payload)
-        return Heard(total.value.to(torch.float32), total.heard(payload).said)
+        return Heard(total.value.float(), total.heard(payload).said)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp16(_Cast16):
-    """11 significant bits; values beyond 65504 become infinite and are reported."""
+class Fp16:
+    """11 significant bits; what travels is x / n, so that a mean within fp16's range (65504) has a sum within it too."""
+
+    traits = Traits(rounds=1, summable=True, contracting=True)
 
     def __str__(self) -> str:
         return "fp16"
 
+    def nbytes(self, numel: int) -> int:
+        return 2 * numel
 
-@dataclass(frozen=True, slots=True)
-class Bf16(_Cast16):
-    """8 significant bits, float32's range; unlike torch's own hook it runs on the CPU too."""
-
-    dtype = torch.bfloat16
-
-    def __str__(self) -> str:
-        return "bf16"
+    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+        payload = Payload.dense((x / turn.world).half())
+        total: Total = yield Sum(payload)
+        heard = total.heard(payload)
+        return Heard(total.value.float() * turn.world, lambda: heard.said() * turn.world if heard.said else x)

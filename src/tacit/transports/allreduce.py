@@ -19,7 +19,7 @@ class AllReduce:
     def __str__(self) -> str:
         return "allreduce"
 
-    def check(self, codec: Codec, world: int) -> None:
+    def check(self, codec: Codec, world: int | None) -> None:
         if not codec.traits.summable:
             raise PairingError(
                 f"{codec} payloads cannot be added in flight by allreduce; write '{codec} / sharded'"

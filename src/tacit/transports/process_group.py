@@ -4,7 +4,8 @@
 Counted are payload bytes: not TCP headers, nor the one-byte tokens that pace the pairwise rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: s
 class Scheme(Protocol):
     """Who tells whom: turns each request into transfers. Objects hold options only."""
 
-    def check(self, codec: Codec, world: int) -> None:
+    def check(self, codec: Codec, world: int | None) -> None:
         """Raises PairingError, with the way out, if this codec cannot be spoken in this scheme."""
         ...
 
@@ -37,28 +38,31 @@ class Wire:
     sent_nbytes: int = 0
     rank: int = field(init=False)
     world: int = field(init=False)
-    _gloo: bool = field(init=False)
     _token: Tensor = field(init=False)
+    _what: str = "transfer"
 
     def __post_init__(self) -> None:
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self._gloo = "gloo" in str(dist.get_backend(self.group))
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     def answer(self, scheme: Scheme, request: Request, seed: int) -> Any:
         """The answer to one request, the same on every rank; blocks until it is here."""
+        self._what = type(request).__name__
+        if isinstance(request, Sum):
+            return scheme.sum(self, request, seed)
+        if isinstance(request, TableSum):
+            return scheme.table_sum(self, request)
+        if isinstance(request, Max):
+            return self.max(request)
+        return self.all_gather([request.value.numel()] * self.world, request.value, shape=request.value.shape)
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Renames a failure of the process group; nothing but transfers may stand in the block."""
         try:
-            if isinstance(request, Sum):
-                return scheme.sum(self, request, seed)
-            if isinstance(request, TableSum):
-                return scheme.table_sum(self, request)
-            if isinstance(request, Max):
-                return self.max(request)
-            return self.all_gather(
-                [request.value.numel()] * self.world, request.value, shape=request.value.shape
-            )
+            yield
         except (RuntimeError, ValueError, dist.DistError) as cause:
-            raise self.lost(type(request).__name__, cause) from cause
+            raise self.lost(self._what, cause) from cause
 
     def lost(self, what: str, cause: BaseException) -> TransportError:
         reason = " ".join(str(cause).split())[:300]
@@ -73,10 +77,8 @@ class Wire:
         n - 1 rows leave each rank, half of what gloo's reduce_scatter sends; nothing is packed twice.
         """
         own = rows[self.rank].payload
-        try:
-            parts = self.all_to_all([row.payload.data for row in rows], [own.data.numel()] * self.world)
-        except (RuntimeError, ValueError, dist.DistError) as cause:
-            raise self.lost("reduce-scatter", cause) from cause
+        self._what = "reduce-scatter"
+        parts = self.all_to_all([row.payload.data for row in rows], [own.data.numel()] * self.world)
         total = torch.zeros(own.numel, device=own.data.device)
         for part in parts:
             own.form.unpack_add(part, total)
@@ -86,10 +88,8 @@ class Wire:
         """Row r of every rank goes to rank r only: the lanes of this rank's own row."""
         own = rows[self.rank]
         own.lanes.check(self.world)
-        try:
-            parts = self.all_to_all([row.index for row in rows], [own.index.numel()] * self.world)
-        except (RuntimeError, ValueError, dist.DistError) as cause:
-            raise self.lost("reduce-scatter", cause) from cause
+        self._what = "reduce-scatter"
+        parts = self.all_to_all([row.index for row in rows], [own.index.numel()] * self.world)
         lanes = own.index.new_zeros(own.numel, dtype=own.lanes.dtype)
         for index in parts:
             own.add(index, lanes)
@@ -103,7 +103,8 @@ class Wire:
         """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""
         out = value.clone()
         if self.world > 1 and value.numel():
-            dist.all_reduce(out, op=op, group=self.group)
+            with self._moving():
+                dist.all_reduce(out, op=op, group=self.group)
             self.sent_nbytes += ring_nbytes(value.numel(), value.element_size(), self.world, self.rank)
         return out
 
@@ -115,35 +116,41 @@ class Wire:
 
     def all_to_all(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
         """parts[r] goes to rank r; back comes what every rank had for this one, numels[r] elements from rank r."""
-        self.sent_nbytes += sum(p.nbytes for r, p in enumerate(parts) if r != self.rank)
+        dtype, size = parts[0].dtype, parts[0].element_size()
+        raw = [part.contiguous().view(torch.uint8) for part in parts]  # bytes: gloo knows no 16-bit integers
+        nbytes = [numel * size for numel in numels]
+        self.sent_nbytes += sum(part.numel() for rank, part in enumerate(raw) if rank != self.rank)
         # The longest message decides, and it is the same on all ranks: each either sends or receives every shard.
-        if (
-            not self._gloo
-            or max(*(p.nbytes for p in parts), max(numels) * parts[0].element_size()) < _PACED_NBYTES
-        ):
-            return self._at_once(parts, numels)
-        return self._pairwise(parts, numels)
-
-    def _at_once(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
-        """Short messages cost latency, not bandwidth: one operation for all."""
-        out = parts[0].new_empty(sum(numels))
-        dist.all_to_all_single(
-            out, torch.cat(list(parts)), list(numels), [p.numel() for p in parts], group=self.group
+        paced = max(*(part.numel() for part in raw), *nbytes) >= _PACED_NBYTES and self._is_gloo(
+            raw[0].device
         )
-        return list(out.split(list(numels)))
+        with self._moving():
+            received = self._pairwise(raw, nbytes) if paced else self._at_once(raw, nbytes)
+        return [part.view(dtype) for part in received]
 
-    def _pairwise(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
+    def _is_gloo(self, device: torch.device) -> bool:
+        return bool(self.group._get_backend(device).name() == "gloo")
+
+    def _at_once(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """Short messages cost latency, not bandwidth: one operation for all."""
+        out = parts[0].new_empty(sum(nbytes))
+        dist.all_to_all_single(
+            out, torch.cat(list(parts)), list(nbytes), [p.numel() for p in parts], group=self.group
+        )
+        return list(out.split(list(nbytes)))
+
+    def _pairwise(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         """In round k rank r sends to r + k and receives from r - k, so that no two senders meet at one receiver.
 
         gloo's own all-to-all starts all pairs at once; they collide, and only 57-60 % of the link is used. The rounds
         stay in step through a one-byte token: a sender goes on when its receiver has everything.
         """
-        out = [parts[r].new_empty(numels[r]) for r in range(self.world)]
+        out = [parts[0].new_empty(nbytes[rank]) for rank in range(self.world)]
         out[self.rank] = parts[self.rank]
         for k in range(1, self.world):
             to, source = (self.rank + k) % self.world, (self.rank - k) % self.world
             works = [self._receive(out[source], source)] if out[source].numel() else []
-            works += [self._send(parts[to].contiguous(), to)] if parts[to].numel() else []
+            works += [self._send(parts[to], to)] if parts[to].numel() else []
             _wait(works)
             _wait([self._receive(torch.empty_like(self._token), to), self._send(self._token, source)])
         return out

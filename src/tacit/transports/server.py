@@ -27,8 +27,8 @@ class Server:
     def __str__(self) -> str:
         return f"server(rank={self.rank})"
 
-    def check(self, codec: Codec, world: int) -> None:
-        if self.rank >= max(world, 2):
+    def check(self, codec: Codec, world: int | None) -> None:
+        if world is not None and self.rank >= world > 1:
             raise PairingError(
                 f"server(rank={self.rank}) is not among {world} ranks; choose 0 to {world - 1}"
             )

@@ -23,7 +23,7 @@ class Sharded:
     def __str__(self) -> str:
         return "sharded"
 
-    def check(self, codec: Codec, world: int) -> None:
+    def check(self, codec: Codec, world: int | None) -> None:
         """Every codec can be spoken here."""
 
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
