@@ -16,11 +16,11 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub bench clean distclean
+.PHONY: help demo test check stub bench bench-codec bench-error bench-accuracy clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
 
 demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
@@ -38,8 +38,18 @@ check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 stub: $(READY)  ## write the stub of the C++ core again
 	@$(STUBGEN) $(STUB)
 
-bench: $(READY)  ## run the benchmarks: one JSON record a line
-	@set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+bench: $(READY)  ## run the short benchmarks: one JSON record a line
+	@$(BIN)/python benchmarks/blocks.py
+	@$(BIN)/python benchmarks/codec.py
+
+bench-codec: $(READY)  ## what the 4-bit codecs cost, against a copy
+	@$(BIN)/python benchmarks/codec.py $(ARGS)
+
+bench-error: $(READY)  ## errors of the codecs on real gradients
+	@$(BIN)/python benchmarks/real_gradients.py $(ARGS)
+
+bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minutes)
+	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
 clean:  ## remove what builds, tests and runs leave
 	@rm -rf build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache

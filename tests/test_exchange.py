@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from toys import deep, flat, loss_of, train
 
@@ -118,7 +120,7 @@ def _sharded_equals_loop_back(rank, world, text):
 def test_every_codec_over_the_sharded_scheme_equals_the_loop_back_bit_for_bit(ranks):
     world, numel = 3, 10_007
     inputs = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
-    for text in ("none", "fp16", "bf16", "int8", "int4", "ef(int4(rounding=nearest))"):
+    for text in ("none", "fp16", "bf16", "int8", "int4", "ef(int4(rounding=nearest))", "ef(thc)", "ef(hush)"):
         codec = tacit.Strategy.parse(text).what
         expected = loop_back(codec, inputs)
         found = ranks.run(world, _sharded_equals_loop_back, f"every / {text} / sharded")
@@ -126,9 +128,43 @@ def test_every_codec_over_the_sharded_scheme_equals_the_loop_back_bit_for_bit(ra
             assert torch.equal(found[rank][0], expected[rank].total)
             said = inputs[rank] if expected[rank].said is None else expected[rank].said()
             assert torch.equal(found[rank][1], said)
+        if codec.traits.rounds > 1:
+            continue
         declared = codec.nbytes(numel)
         sent = sum(f[2]["sent_nbytes"] for f in found)
         assert sent == 2 * (world - 1) * declared  # every payload byte but a rank's own shard, there and back
+
+
+@pytest.mark.parametrize("text", ["thc", "hush", "thc(bits=2, granularity=34)"])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_whoever_adds_the_integers_the_sum_is_the_same(ranks, text, world):
+    inputs = [torch.randn(10_007, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
+    expected = loop_back(tacit.Strategy.parse(text).what, inputs)[0].total
+    for scheme in ("sharded", "server(rank=1)", "allreduce"):
+        found = ranks.run(world, _sharded_equals_loop_back, f"every / {text} / {scheme}")
+        assert all(torch.equal(found[0][0], other[0]) for other in found)
+        if scheme == "allreduce" and text == "hush":  # its norms are summed in the ring's order
+            torch.testing.assert_close(found[0][0], expected, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(found[0][0], expected)
+
+
+def _up_and_down(rank, world, text):
+    model = DDP(nn.Linear(1000, 1024, bias=False))
+    handle = tacit.attach(model, None, text, bucket="64MiB")
+    model(torch.randn(4, 1000)).square().mean().backward()
+    return handle.stats.as_dict()["sent_by_request"]
+
+
+def test_four_bits_go_up_and_eight_come_down(ranks):
+    """Of 1,024,000 coordinates, each rank sends 3/4 of 4 bits to the owners and its own quarter of 8 bits to 3 others."""
+    world, numel = 4, 1_024_000
+    for text, norms in (("hush", 4 * numel / 1024), ("thc", 4)):
+        found = ranks.run(world, _up_and_down, text)
+        lanes = numel if text == "hush" else 2**20  # thc pads its last slice to a power of two
+        assert sum(sent["TableSum"] for sent in found) == (world - 1) * (lanes / 2 + lanes)
+        small = sum(sum(n for request, n in sent.items() if request != "TableSum") for sent in found)
+        assert small <= 2 * (world - 1) * norms + 24
 
 
 def _int4_bytes(rank, world):

@@ -129,9 +129,13 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The element-wise sum of every rank's payload. Answered by a Total."""
+    """The element-wise sum of every rank's payload. Answered by a Total.
+
+    `to_all`: a small sum that every rank needs to go on, also where FSDP2 scatters the result.
+    """
 
     payload: Payload
+    to_all: bool = False
 
     @property
     def nbytes(self) -> int:

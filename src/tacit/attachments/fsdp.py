@@ -30,6 +30,7 @@ from tacit.requests import (
     Conversation,
     Heard,
     Max,
+    Payload,
     Request,
     Sum,
     TableSum,
@@ -264,6 +265,10 @@ class _ReduceScatter(ReduceScatter):
 def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> list[Any]:
     """Answers to one request a row. Sums reach only the row's own rank; in the other rows this rank hears just itself,
     which is enough to know what it said."""
+    if isinstance(requests[0], Sum) and requests[0].to_all:
+        payloads = [r.payload for r in requests if isinstance(r, Sum)]
+        whole = wire.answer(scheme, Sum(Payload.dense(torch.cat([p.data for p in payloads]))), 0).value
+        return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
     if isinstance(requests[0], Sum):
         sums = [r for r in requests if isinstance(r, Sum)]
         total = wire.scatter_sum(sums)

@@ -17,9 +17,12 @@ DEFAULT = (
     "int8(rounding=nearest)",
     "int4",
     "int4(rounding=nearest)",
+    "thc",
+    "hush",
     "ef(bf16)",
     "ef(int8)",
     "ef(int4(rounding=nearest))",
+    "ef(hush)",
 )
 
 

@@ -1,14 +1,16 @@
 """hush: tacit's own 4-bit homomorphic codec. THC's wire contract, half its error.
 
-    y   = H diag(s) x                          s shared signs; H Walsh-Hadamard over blocks of 1024
-    i   = nearest level to  y g / (2 R M) + g/2 + d        M = max over ranks of |block|;  T = table, 0..g
-    sum = (sum T[i] - sum d - n g/2) 2 R M / g;      x^ = diag(s) H sum / 1024
+    y   = H diag(s) x                           s shared signs; H Walsh-Hadamard over blocks of 1024
+    i   = nearest level to  y g / (2 R M) + g/2 + d         M^2 ~ mean over ranks of |block|^2;  T = table, 0..g
+    sum = (sum T[i] - sum d - n g/2) 2 R M / g;       x^ = diag(s) H sum / 1024
 
 What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md:
-- a norm for each block, not for a slice of 2^20: no block is clamped because another one is large;
+- a block is strided over the whole vector, so that it holds something of every layer and has a norm of its own; no
+  block is clamped because another one is large, and 10 butterfly stages do instead of 20;
+- M is the root mean square of the ranks' norms, not their maximum: one large rank does not coarsen the others' grid;
 - a Lloyd-Max table on the integer grid, rounded to the nearest: half the variance of unbiased rounding;
-- one shared random stream u shifts each rank's grid by d = frac(u + rank/n) - 1/2. The shifts are stratified over ranks,
-  so errors cancel even when all ranks say the same, where nearest rounding alone would not average at all.
+- one shared random stream u shifts each rank's grid by d = frac(u + rank/n) - 1/2 steps. The shifts are stratified over
+  ranks, so errors cancel even when all ranks say the same, where nearest rounding alone would not average at all.
   Every receiver knows u, and the sum of the d follows from it;
 - the finest table whose sum fits into 8 bits for this world, else 16-bit lanes: nothing wraps.
 """
@@ -24,9 +26,10 @@ from torch import Tensor
 from tacit.codecs.in_torch import COLUMNS, hush_pieces, kernels
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
-from tacit.requests import Conversation, Heard, Lanes, Max, TableSum, Total, Traits, Turn, seed_of
+from tacit.requests import Conversation, Heard, Lanes, Payload, Sum, TableSum, Total, Traits, Turn, seed_of
 
 _STRATA = 16  # the shared stream has 4 bits an element
+_HEADROOM = 1.05  # M over the root mean square: ranks a little above it are not clamped
 
 
 class Grid(NamedTuple):
@@ -40,11 +43,11 @@ class Grid(NamedTuple):
         return nearest_table(16, self.granularity, self.reach)
 
 
-GRIDS = (Grid(21, 2.84), Grid(17, 2.62), Grid(15, 2.52))
+GRIDS = (Grid(19, 2.68), Grid(17, 2.64), Grid(15, 2.52))
 
 
 def grid_for(world: int) -> tuple[Grid, Lanes]:
-    """The finest grid whose sum fits into 8-bit lanes (12, 15 or 17 ranks), else the finest with 16-bit lanes."""
+    """The finest grid whose sum fits into 8-bit lanes (13, 15 or 17 ranks), else the finest with 16-bit lanes."""
     for grid in GRIDS:
         lanes = Lanes(8, grid.granularity)
         if world <= lanes.most_ranks:
@@ -78,10 +81,12 @@ class Hush:
         return 4 * COLUMNS * len(rows) + COLUMNS * sum(rows) // 2
 
     def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+        x = x.float()
         grid, lanes = grid_for(turn.world)
         frame = Frame(x.numel(), grid, self.dither, turn.shared_seed)
-        norms = yield Max(frame.norms(x.float()))
-        index = frame.encode(x.float(), norms, _place(turn.rank, turn.world))
+        squares: Total = yield Sum(Payload.dense(frame.norms(x).square()), to_all=True)
+        norms = (squares.value / squares.count).sqrt() * _HEADROOM
+        index = frame.encode(x, norms, _place(turn.rank, turn.world))
         total: Total = yield TableSum(index, grid.table, frame.padded, lanes)
         heard = range(turn.world) if total.count == turn.world else [turn.rank]
         own = TableSum(index, grid.table, frame.padded, Lanes(8, grid.granularity))
@@ -145,13 +150,18 @@ def _seeds(shared: int) -> tuple[int, int]:
 @lru_cache(maxsize=16)
 def _cells(grid: Grid) -> Tensor:
     """The level nearest to v, for every half unit of v: cells[floor(2 v)]."""
-    middles = [(w + 0.5) / 2 for w in range(2 * grid.granularity + 1)]
-    nearest = [min(range(16), key=lambda i: abs(grid.table[i] - v)) for v in middles]
-    return torch.tensor(nearest + [15] * (64 - len(nearest)), dtype=torch.uint8)
+    middles = [(w + 0.5) / 2 for w in range(64)]
+    return torch.tensor([_nearest(grid.table, v) for v in middles], dtype=torch.uint8)
+
+
+def _nearest(table: Sequence[int], value: float) -> int:
+    """A tie goes to the inner level on both sides: a rule that leans one way would not average out over ranks."""
+    return min(range(len(table)), key=lambda i: (abs(table[i] - value), abs(table[i] - table[-1] / 2)))
 
 
 @lru_cache(maxsize=256)
 def _offsets(grid: Grid, dither: float, places: tuple[int, ...]) -> Tensor:
     """For each value of the shared stream, what turns a sum of levels into a sum: minus the middles, minus the shifts."""
     shifts = [sum((u + place) % _STRATA - 7.5 for place in places) for u in range(_STRATA)]
-    return torch.tensor([-len(places) * grid.granularity / 2 - dither / _STRATA * shift for shift in shifts])
+    middle, width = len(places) * grid.granularity / 2, dither / _STRATA
+    return torch.tensor([-middle - width * shift for shift in shifts])

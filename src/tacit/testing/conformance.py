@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tacit.errors import ConformanceError, TacitError
 from tacit.requests import Codec, Heard, LocalSlots, Request, Slots, Sum, TableSum, loop_back
+from tacit.testing.published import claims
 from tacit.testing.vectors import FAMILIES, nmse, vectors
 
 WORLDS = (1, 2, 3, 4, 8, 10)
@@ -244,6 +245,15 @@ def _text(codec: Codec) -> Iterator[Finding]:
     yield Finding(str(codec), "text", good, why if good else f"{str(codec)!r} reads back as something else")
 
 
+def _published(codec: Codec) -> Iterator[Finding]:
+    """What its paper reports, or what we promise, is what it gives here."""
+    for what, family, world, value, low, high in claims(codec):
+        why = f"{what}: {value:.5g}, expected {low:g} to {high:.5g}"
+        yield Finding(
+            str(codec), "published", low <= value <= high, why, family or None, world or None, value, high
+        )
+
+
 def _registered(codec: object) -> bool:
     from tacit.codecs import CODECS
 
@@ -269,4 +279,5 @@ CHECKS: dict[str, Check] = {
     "resume": _resume,
     "nonfinite": _nonfinite,
     "text": _text,
+    "published": _published,
 }

@@ -1,0 +1,92 @@
+"""Figures that a codec's paper reports, or that we promise, held against what it gives here."""
+
+from collections.abc import Iterator
+
+import torch
+
+from tacit.codecs import Hush, Thc
+from tacit.codecs.tables import clamp_at, stochastic_table
+from tacit.requests import Codec, Lanes, TableSum, loop_back
+from tacit.testing.vectors import nmse, vectors
+
+# (levels, granularity, 1 / clamped fraction) -> table, as in THC's code and paper
+THC_TABLES: dict[tuple[int, int, int], tuple[int, ...]] = {
+    (16, 30, 32): (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30),
+    (16, 30, 64): (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30),
+    (16, 30, 128): (0, 4, 6, 8, 10, 12, 13, 14, 16, 17, 18, 20, 22, 24, 26, 30),
+    (16, 30, 256): (0, 4, 6, 8, 10, 12, 13, 14, 16, 17, 18, 20, 22, 24, 26, 30),
+    (16, 30, 512): (0, 4, 7, 9, 11, 12, 13, 14, 16, 17, 18, 19, 21, 23, 26, 30),
+    (16, 34, 1024): (0, 5, 8, 10, 12, 14, 15, 16, 18, 19, 20, 22, 24, 26, 29, 34),
+    (16, 42, 1024): (0, 6, 9, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 33, 36, 42),
+    (8, 16, 32): (0, 3, 5, 7, 9, 11, 13, 16),
+    (8, 42, 1024): (0, 10, 15, 19, 23, 27, 32, 42),
+    (4, 34, 1024): (0, 13, 21, 34),
+}
+
+_NUMEL = 1 << 20
+Claim = tuple[str, str, int, float, float, float]  # what, family, world, value, lowest, highest
+
+
+def claims(codec: Codec) -> Iterator[Claim]:
+    """What is published about `codec`, with the value found here; nothing for most codecs."""
+    if codec == Thc():
+        yield from _thc()
+    if codec == Hush():
+        yield from _hush()
+
+
+def _thc() -> Iterator[Claim]:
+    for world in (4, 10):
+        inputs = vectors("gauss", world, _NUMEL)
+        yield (
+            "n x NMSE",
+            "gauss",
+            world,
+            world * nmse(loop_back(Thc(), inputs)[0].total, inputs),
+            0.0200,
+            0.0207,
+        )
+    trials = [vectors("lognormal", 4, _NUMEL, seed) for seed in range(4)]
+    mean = sum(nmse(loop_back(Thc(), inputs)[0].total, inputs) for inputs in trials) / len(trials)
+    yield "NMSE to four decimals, mean of 4 draws", "lognormal", 4, round(mean, 4), 0.0055, 0.0057
+    right = sum(stochastic_table(k, g, clamp_at(1 / p)) == table for (k, g, p), table in THC_TABLES.items())
+    yield "published tables, bit for bit", "", 0, right, len(THC_TABLES), len(THC_TABLES)
+    yield "worlds to 64 whose server sum is the sum of table values", "", 64, _exact_worlds(), 64, 64
+
+
+def _exact_worlds() -> int:
+    """Worlds from 1 to 64 in which adding packed indices gives exactly the sum of the values they stand for."""
+    table, rng, right = Thc().table, torch.Generator().manual_seed(0), 0
+    values = torch.tensor(table)
+    for world in range(1, 65):
+        lanes_of = Lanes(8 if 30 * world <= 255 else 16, 30)
+        index = torch.randint(0, 256, (world, 500), generator=rng).to(torch.uint8)
+        lanes = torch.zeros(1000, dtype=lanes_of.dtype)
+        for own in index:
+            TableSum(own, table, 1000, lanes_of).add(own, lanes)
+        nibbles = torch.stack([index & 15, index >> 4], dim=2).view(world, -1).long()
+        right += int(torch.equal(lanes.long(), values[nibbles].sum(0)))
+    return right
+
+
+def _hush() -> Iterator[Claim]:
+    for world in (4, 10):
+        inputs = vectors("gauss", world, _NUMEL)
+        yield (
+            "n x NMSE",
+            "gauss",
+            world,
+            world * nmse(loop_back(Hush(), inputs)[0].total, inputs),
+            0.0,
+            0.0105,
+        )
+        inputs = vectors("identical", world, _NUMEL)
+        limit = nmse(loop_back(Thc(), inputs)[0].total, inputs)
+        yield (
+            "NMSE, at most thc's",
+            "identical",
+            world,
+            nmse(loop_back(Hush(), inputs)[0].total, inputs),
+            0.0,
+            limit,
+        )
