@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "blocks.h"
@@ -23,6 +24,8 @@ using std::size_t;
 
 constexpr size_t most_numel = size_t(1) << 60;  // no size below overflows under it
 constexpr size_t smallest_piece_rows = 64;
+constexpr size_t whole_rows = 8192;   // a longer vector is padded to whole pieces
+constexpr size_t window_pieces = 32;  // pieces that sample the same megabyte: it stays in the cache meanwhile
 constexpr size_t adder_share = size_t(1) << 15;  // elements: even, and worth a thread's while
 
 template <class... Parts>
@@ -100,47 +103,98 @@ void share_out(size_t units, size_t workers, Work work) {
 
 // ---- hush
 
+// Pieces side by side: row k of them is `width()` elements from `at + k * stride` on.
+struct Group {
+    size_t piece, count;     // the first, and how many
+    size_t first_row, rows;  // of the first
+    size_t at, stride;
+
+    size_t row(size_t s) const { return first_row + s * rows; }
+    size_t width() const { return count * hush_lanes; }
+    bool within(size_t numel) const { return at + (rows - 1) * stride + width() <= numel; }
+    HushStrip strip(size_t from_row_to_row) const { return {from_row_to_row, count, first_row, rows}; }
+
+    // visit(first element, elements that are there) for each row.
+    template <class Visit>
+    void each_row(size_t numel, Visit visit) const {
+        for (size_t k = 0; k < rows; ++k) {
+            const size_t first = std::min(at + k * stride, numel);
+            visit(first, std::min(width(), numel - first));
+        }
+    }
+};
+
+// A worker's own half megabyte; `floats` stay in the second cache. On the stack, not on the heap, where each
+// call would fault its pages in again.
+struct Tiles {
+    alignas(64) float floats[hush_group * hush_tile];
+    alignas(64) float apart[hush_group * hush_piece_rows * hush_lanes];  // a group with padding
+
+    float* operator[](size_t s) { return floats + s * hush_tile; }
+
+    // The rows of `group`, or a copy of them with zeros after the last element; and their stride.
+    std::pair<const float*, size_t> padded(std::span<const float> x, const Group& group) {
+        if (group.within(x.size())) return {x.data() + group.at, group.stride};
+        float* to = apart;
+        group.each_row(x.size(), [&](size_t first, size_t present) {
+            std::fill_n(std::copy_n(x.data() + first, present, to), group.width() - present, 0.0f);
+            to += group.width();
+        });
+        return {apart, group.width()};
+    }
+};
+
 struct Pieces {
     size_t numel, rows, whole;  // `whole`: pieces of full size
 
     explicit Pieces(size_t elements) : numel(elements) {
         check_numel(numel);
-        const size_t step = smallest_piece_rows * hush_lanes;
-        rows = (numel + step - 1) / step * smallest_piece_rows;
+        rows = (numel + hush_lanes - 1) / hush_lanes;
+        // Beside many whole pieces, a last one that is padded costs little and samples the vector as they do.
+        const size_t step = rows > whole_rows ? hush_piece_rows : smallest_piece_rows;
+        rows = (rows + step - 1) / step * step;
         whole = rows / hush_piece_rows;
     }
 
     size_t count() const { return whole + size_t(std::popcount(rows % hush_piece_rows)); }
     size_t padded() const { return rows * hush_lanes; }
 
-    // visit(number, first row, rows, elements that are there) for the pieces of [begin, end).
+    size_t groups() const { return (whole + hush_group - 1) / hush_group + count() - whole; }
+    size_t windows() const { return (whole + window_pieces - 1) / window_pieces; }
+
+    // Whole pieces [from, to) of one window, side by side.
+    Group side_by_side(size_t from, size_t to) const {
+        const size_t start = from / window_pieces * window_pieces;
+        const size_t stride = std::min(window_pieces, whole - start) * hush_lanes;
+        return {from,
+                to - from,
+                from * hush_piece_rows,
+                hush_piece_rows,
+                start * hush_piece_rows * hush_lanes + (from - start) * hush_lanes,
+                stride};
+    }
+    Group window(size_t w) const {
+        return side_by_side(w * window_pieces, std::min(whole, (w + 1) * window_pieces));
+    }
+
+    // visit(group) for the groups of [begin, end): whole pieces side by side, then the others one by one.
     template <class Visit>
     void each(size_t begin, size_t end, Visit visit) const {
-        size_t first = std::min(begin, whole) * hush_piece_rows;
-        for (size_t number = std::min(begin, whole); number < end; ++number) {
-            const size_t size = number < whole ? hush_piece_rows : std::bit_floor(rows - first);
-            if (number >= begin)
-                visit(number, first, size, std::min(size * hush_lanes, numel - first * hush_lanes));
-            first += size;
+        const size_t wide = groups() - (count() - whole);
+        for (size_t group = begin; group < std::min(end, wide); ++group)
+            visit(side_by_side(group * hush_group, std::min(whole, (group + 1) * hush_group)));
+        for (size_t group = wide, first = whole * hush_piece_rows, size; group < end;
+             ++group, first += size) {
+            size = std::bit_floor(rows - first);
+            if (group >= begin)
+                visit(Group{whole + group - wide, 1, first, size, first * hush_lanes, hush_lanes});
         }
     }
 };
 
-struct Padded {
-    alignas(64) float floats[hush_piece_rows * hush_lanes];
-
-    // The piece at `x`, or a copy with zeros after the `present` elements.
-    const float* operator()(const float* x, size_t size, size_t present) {
-        if (present == size) return x;
-        std::memcpy(floats, x, present * sizeof(float));
-        std::memset(floats + present, 0, (size - present) * sizeof(float));
-        return floats;
-    }
-};
-
-void check(const Hush& hush) {
+void check(const Hush& hush, int most_granularity) {
     check_positive("range", hush.range);
-    check_between("granularity", hush.granularity, 1, 31);  // 2 * 31 is the last of 64 cells
+    check_between("granularity", hush.granularity, 1, most_granularity);
 }
 
 // ---- thc
@@ -200,19 +254,33 @@ void hush_norms(std::span<const float> x, std::span<float> out, int threads) {
     const Pieces pieces(x.size());
     check_size("out", out.size(), hush_blocks(x.size()), x.size());
     const auto& kernels = chosen();
-    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
-        Padded padded;
-        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
-            kernels.hush_norms(padded(x.data() + first * hush_lanes, rows * hush_lanes, present), rows,
-                               out.data() + number * hush_lanes);
-        });
-    });
+    const size_t wide = pieces.groups() - (pieces.count() - pieces.whole);
+    const auto norms_of = [&](Tiles& tiles, const Group& group) {
+        const auto [from, stride] = tiles.padded(x, group);
+        kernels.hush_norms(from, stride, group.rows, group.count, out.data() + group.piece * hush_lanes);
+    };
+    share_out(pieces.windows(), workers_for(pieces.windows(), threads),
+              [&](size_t, size_t begin, size_t end) {
+                  Tiles tiles;
+                  for (size_t w = begin; w < end; ++w) {
+                      const Group window = pieces.window(w);
+                      if (window.within(x.size())) {  // as one, because memory likes long rows
+                          norms_of(tiles, window);
+                          continue;
+                      }
+                      const size_t first = window.piece / hush_group;
+                      const size_t last = first + (window.count + hush_group - 1) / hush_group;
+                      pieces.each(first, last, [&](const Group& group) { norms_of(tiles, group); });
+                  }
+              });
+    Tiles tiles;
+    pieces.each(wide, pieces.groups(), [&](const Group& group) { norms_of(tiles, group); });
 }
 
 void hush_encode(std::span<const float> x, std::span<const float> norms, const Hush& hush, int place,
                  double alpha, std::span<const std::uint8_t> cell, std::span<std::uint8_t> out, int threads) {
     const Pieces pieces(x.size());
-    check(hush);
+    check(hush, 31);  // 2 * 31 is the last of 64 cells
     check_between("place", place, 0, 15);
     if (!std::isfinite(alpha)) refuse("alpha=", alpha, ": must be finite");
     check_size("norms", norms.size(), hush_blocks(x.size()), x.size());
@@ -229,12 +297,15 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
                            g,
                            cell.data()};
     const auto& kernels = chosen();
-    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
-        Padded padded;
-        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
-            kernels.hush_encode(padded(x.data() + first * hush_lanes, rows * hush_lanes, present), first,
-                                rows, norms.data() + number * hush_lanes, how,
-                                out.data() + first * hush_lanes / 2);
+    share_out(pieces.groups(), workers_for(pieces.groups(), threads), [&](size_t, size_t begin, size_t end) {
+        Tiles tiles;
+        pieces.each(begin, end, [&](const Group& group) {
+            const auto [from, stride] = tiles.padded(x, group);
+            kernels.hush_gather(from, group.strip(stride), how.sign_seed, tiles[0]);
+            for (size_t s = 0; s < group.count; ++s)
+                kernels.hush_encode(tiles[s], group.row(s), group.rows,
+                                    norms.data() + (group.piece + s) * hush_lanes, how,
+                                    out.data() + group.row(s) * hush_lanes / 2);
         });
     });
 }
@@ -243,21 +314,29 @@ template <class Lane>
 void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, const Hush& hush,
                  std::span<const float> offsets, float gain, std::span<float> out, int threads) {
     const Pieces pieces(out.size());
-    check(hush);
+    check(hush, 63);
     check_size("norms", norms.size(), hush_blocks(out.size()), out.size());
     check_size("lanes", lanes.size(), pieces.padded(), out.size());
     check_table("offsets", offsets.size(), 16);
     const HushDecoding how{hush.sign_seed, hush.dither_seed, offsets.data(),
                            float(2.0 * hush.range / hush.granularity), gain};
     const auto& kernels = chosen_for<Lane>();
-    share_out(pieces.count(), workers_for(pieces.count(), threads), [&](size_t, size_t begin, size_t end) {
-        Padded padded;
-        pieces.each(begin, end, [&](size_t number, size_t first, size_t rows, size_t present) {
-            const size_t at = first * hush_lanes;
-            const bool full = present == rows * hush_lanes;
-            kernels.hush_decode(lanes.data() + at, first, rows, norms.data() + number * hush_lanes, how,
-                                full ? out.data() + at : padded.floats);
-            if (!full) std::memcpy(out.data() + at, padded.floats, present * sizeof(float));
+    const auto& common = chosen();
+    share_out(pieces.groups(), workers_for(pieces.groups(), threads), [&](size_t, size_t begin, size_t end) {
+        Tiles tiles;
+        pieces.each(begin, end, [&](const Group& group) {
+            for (size_t s = 0; s < group.count; ++s)
+                kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s), group.rows,
+                                    norms.data() + (group.piece + s) * hush_lanes, how, tiles[s]);
+            if (group.within(out.size()))
+                return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
+                                           out.data() + group.at);
+            const float* from = tiles.apart;
+            common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
+            group.each_row(out.size(), [&](size_t first, size_t present) {
+                std::copy_n(from, present, out.data() + first);
+                from += group.width();
+            });
         });
     });
 }

@@ -5,11 +5,14 @@
 // >> 5) is set; its dither nibble is nibble (e & 7) of r(dither_seed, e >> 3); its uniform, r(seed, e) >> 8
 // in 2^-24.
 //
-// hush: elements lie in rows of 8, zeros added up to a multiple of 64 rows. The rows are cut into pieces:
-// 1024 rows while they last, then 512, 256, 128, 64, each at most once. Column c of piece p is block 8 p + c,
-// and rotates alone. thc: elements lie in slices of 2^slice_log2, the last padded with zeros to a power of
-// two, at least 8. Blocks of 2^block_log2 elements that lie together (a whole slice if it is shorter) rotate
-// alone; a slice has one norm.
+// hush: elements lie in rows of 8, zeros added up to a multiple of 64 rows, or of 1024 beyond 8192 rows. The
+// rows are cut into pieces: 1024 rows while they last, then 512, 256, 128, 64, each at most once. Column c of
+// piece p is block 8 p + c, and rotates alone. Whole pieces sample the vector, 32 at a time (the last window
+// may have fewer): in a window of P pieces, piece s has as row k the 8 elements from 8 (P k + s) of the
+// window on. What follows the windows fills the smaller pieces one by one. Lanes, indices, norms and random
+// bits go piece by piece, so `e` above is 8192 s + 8 k + c. thc: elements lie in slices of 2^slice_log2, the
+// last padded with zeros to a power of two, at least 8. Blocks of 2^block_log2 elements that lie together (a
+// whole slice if it is shorter) rotate alone; a slice has one norm.
 //
 // Lanes are sums over ranks, one an element: uint8_t, uint16_t or int32_t. Every function checks the sizes it
 // is given (std::invalid_argument), and gives the same bits for any number of `threads`; 1 is the calling
@@ -32,7 +35,7 @@ void hush_norms(std::span<const float> x, std::span<float> out, int threads);
 struct Hush {
     std::uint64_t sign_seed, dither_seed;
     double range;     // the lattice spans [-range, range] in standard deviations of a rotated block
-    int granularity;  // steps in it: 1 to 31
+    int granularity;  // steps in it: 1 to 31 to encode, to 63 to decode
 };
 
 // 4-bit indices, two a byte, the even element in the low nibble: cell[floor(2 v)] with

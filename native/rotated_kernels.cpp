@@ -90,35 +90,75 @@ void pass(Row* rows, size_t n, size_t h, size_t radix) {
 }
 
 // ---- hush: a piece is 64 to 1024 rows; lane c of all its rows is block c.
-// A rotation goes by quarters: sixteen rows as they are read (stages 1..8), then the quarter while it is warm
-// (16..quarter/2), and at last across the four quarters, as they are written.
+// The pieces of a group lie side by side, rows far apart, so a group is read (or written) row by row, as wide
+// as it is, and each piece rotates in a tile of its own. Encoding: stages 1 and 2 as four rows are read, the
+// middle in the tile, the last three or four as indices are packed. Decoding: sixteen rows as lanes are read
+// (stages 1..8), each quarter while it is warm, and at last across the four quarters, as rows are written.
 
-template <class From>
-ALWAYS_INLINE void rotate_quarters(Row* piece, size_t rows, From from) {
-    const size_t quarter = rows / 4;
-    for (size_t start = 0; start < rows; start += quarter) {
-        for (size_t i = start; i < start + quarter; i += 16) {
-            Row v[16];
-            rotate<16>(v, [&](int k) { return from(i, k); });
-            UNROLL
-            for (int k = 0; k < 16; ++k) piece[i + size_t(k)] = v[k];
-        }
-        pass(piece + start, quarter, 16, quarter / 16);
+void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float* norms) {
+    constexpr size_t most = 256, deep = 8;  // sums that stay in the first cache; rows summed as a tree
+    for (size_t first = 0, n; first < pieces; first += n) {
+        n = pieces - first < most ? pieces - first : most;
+        alignas(64) Row sums[most] = {};
+        for (size_t k = 0; k < rows; k += deep)
+            for (size_t s = 0; s < n; ++s) {
+                const float* at = x + k * stride + (first + s) * hush_lanes;
+                Row v[deep];
+                UNROLL
+                for (size_t i = 0; i < deep; ++i) {
+                    v[i] = load(at + i * stride);
+                    v[i] *= v[i];
+                }
+                sums[s] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+            }
+        for (size_t s = 0; s < n; ++s)
+            for (size_t c = 0; c < hush_lanes; ++c)
+                norms[(first + s) * hush_lanes + c] = __builtin_sqrtf(sums[s][c]);
     }
 }
 
-void hush_norms(const float* x, size_t rows, float* norms) {
-    Row sums[16] = {};
-    for (size_t i = 0; i < rows; i += 16) {
-        UNROLL
-        for (size_t k = 0; k < 16; ++k) {
-            const Row v = load(x + (i + k) * hush_lanes);
-            sums[k] += v * v;
+typedef uint32_t Signs[hush_group][hush_piece_rows / 4];
+
+ALWAYS_INLINE Row* rows_of(float* tile) { return reinterpret_cast<Row*>(tile); }
+
+template <size_t n>
+struct Fixed {
+    ALWAYS_INLINE constexpr operator size_t() const { return n; }
+};
+
+// work(how many pieces, their signs), with the usual counts known to the compiler.
+template <class Work>
+ALWAYS_INLINE void with_strip(const HushStrip& strip, uint64_t seed, Work work) {
+    alignas(64) Signs signs;
+    for (size_t s = 0; s < strip.count; ++s)
+        draw(seed, (strip.first_row + s * strip.rows) / 4, strip.rows / 4, signs[s]);
+    if (strip.count == hush_group)
+        work(Fixed<hush_group>(), signs);
+    else if (strip.count == 1)
+        work(Fixed<1>(), signs);
+    else
+        work(strip.count, signs);
+}
+
+void hush_gather(const float* x, const HushStrip& strip, uint64_t sign_seed, float* tiles) {
+    const size_t stride = strip.stride;
+    with_strip(strip, sign_seed, [&](auto count, const Signs& signs) {
+        for (size_t k = 0; k < strip.rows; k += 4) {
+            const float* at = x + k * stride;
+            if (count > 1)  // hardware cannot see the next four rows coming
+                for (size_t i = 4; i < 8; ++i)
+                    for (size_t s = 0; s < count; s += 2)
+                        __builtin_prefetch(at + i * stride + s * hush_lanes);
+            for (size_t s = 0; s < count; ++s) {
+                Row v[4];
+                rotate<4>(v, [&](int i) {
+                    return flip(load(at + size_t(i) * stride + s * hush_lanes), signs[s][k / 4], i);
+                });
+                UNROLL
+                for (size_t i = 0; i < 4; ++i) rows_of(tiles + s * hush_tile)[k + i] = v[i];
+            }
         }
-    }
-    for (int h = 8; h; h /= 2)
-        for (int k = 0; k < h; ++k) sums[k] += sums[k + h];
-    for (size_t c = 0; c < hush_lanes; ++c) norms[c] = __builtin_sqrtf(sums[0][c]);
+    });
 }
 
 // Eight rotated rows as 32 bytes of indices. Twice the dithered value is what picks the cell: doubling is
@@ -196,36 +236,38 @@ struct Cells {
 #endif
 };
 
-void hush_encode(const float* x, size_t first_row, size_t rows, const float* norms, const HushEncoding& how,
+// The last stages, and out.
+template <int radix>
+ALWAYS_INLINE void pack_rotated(const Row* piece, size_t rows, const Cells& cells, const uint32_t* dither,
+                                uint8_t* out) {
+    const size_t h = rows / radix;
+    for (size_t j = 0; j < h; j += 8) {
+        Row y[radix][8];
+        for (size_t k = 0; k < 8; ++k) {
+            Row v[radix];
+            rotate<radix>(v, [&](int q) { return piece[j + k + size_t(q) * h]; });
+            UNROLL
+            for (int q = 0; q < radix; ++q) y[q][k] = v[q];
+        }
+        for (size_t q = 0; q < radix; ++q)
+            cells.pack(y[q], dither + q * h + j, out + (q * h + j) * hush_lanes / 2);
+    }
+}
+
+void hush_encode(float* tile, size_t first_row, size_t rows, const float* norms, const HushEncoding& how,
                  uint8_t* out) {
-    alignas(64) Row piece[hush_piece_rows];
-    alignas(64) uint32_t signs[hush_piece_rows / 4], dither[hush_piece_rows];
-    draw(how.sign_seed, first_row / 4, rows / 4, signs);
+    alignas(64) uint32_t dither[hush_piece_rows];
     draw(how.dither_seed, first_row, rows, dither);
     const uint32_t place = how.place * 0x11111111u;
     for (size_t k = 0; k < rows; ++k)  // adds `place` to each nibble, without a carry into the next
         dither[k] = ((dither[k] & 0x77777777u) + (place & 0x77777777u)) ^ ((dither[k] ^ place) & 0x88888888u);
-
-    rotate_quarters(piece, rows, [&](size_t i, int k) {
-        return flip(load(x + (i + size_t(k)) * hush_lanes), signs[i / 4 + size_t(k) / 4], k % 4);
-    });
     const Cells cells(how, norms);
-    const size_t quarter = rows / 4;
-    for (size_t j = 0; j < quarter; j += 8) {
-        for (size_t k = 0; k < 32;
-             k += 2)  // the next piece, while memory is idle; past the end it is ignored
-            __builtin_prefetch(x + (rows + 4 * j + k) * hush_lanes);
-        Row y[4][8];
-        UNROLL
-        for (size_t k = 0; k < 8; ++k) {
-            Row v[4];
-            rotate<4>(v, [&](int q) { return piece[j + k + size_t(q) * quarter]; });
-            UNROLL
-            for (int q = 0; q < 4; ++q) y[q][k] = v[q];
-        }
-        for (size_t q = 0; q < 4; ++q)
-            cells.pack(y[q], dither + q * quarter + j, out + (q * quarter + j) * hush_lanes / 2);
-    }
+    const size_t last = rows == 64 ? 8 : 16;  // its stride must not be below the eight rows packed together
+    pass(rows_of(tile), rows, 4, rows / 4 / last);
+    if (last == 8)
+        pack_rotated<8>(rows_of(tile), rows, cells, dither, out);
+    else
+        pack_rotated<16>(rows_of(tile), rows, cells, dither, out);
 }
 
 // offsets[nibble] in each lane.
@@ -268,10 +310,8 @@ ALWAYS_INLINE Row floats(const Lane* lanes) {
 
 template <class Lane>
 void hush_decode(const Lane* lanes, size_t first_row, size_t rows, const float* norms,
-                 const HushDecoding& how, float* out) {
-    alignas(64) Row piece[hush_piece_rows];
-    alignas(64) uint32_t signs[hush_piece_rows / 4], dither[hush_piece_rows];
-    draw(how.sign_seed, first_row / 4, rows / 4, signs);
+                 const HushDecoding& how, float* tile) {
+    alignas(64) uint32_t dither[hush_piece_rows];
     draw(how.dither_seed, first_row, rows, dither);
     Row scale;
     for (size_t c = 0; c < hush_lanes; ++c) {
@@ -279,24 +319,45 @@ void hush_decode(const Lane* lanes, size_t first_row, size_t rows, const float* 
         scale[c] = finite ? how.unit * norms[c] * (1.0f / float(rows)) * how.gain : __builtin_nanf("");
     }
     const Offsets offsets(how.offsets);
-    rotate_quarters(piece, rows, [&](size_t i, int k) {
-        const size_t row = i + size_t(k);
-        if (k % 2 == 0) __builtin_prefetch(out + row * hush_lanes, 1);  // the stores below come in a burst
-        return (floats(lanes + row * hush_lanes) + offsets(dither[row])) * scale;
-    });
+    Row* piece = rows_of(tile);
     const size_t quarter = rows / 4;
-    for (size_t j = 0; j < quarter; j += 4) {
-        UNROLL
-        for (int k = 0; k < 4; ++k) {
-            Row v[4];
-            rotate<4>(v, [&](int q) { return piece[j + size_t(k) + size_t(q) * quarter]; });
+    for (size_t start = 0; start < rows; start += quarter) {
+        for (size_t i = start; i < start + quarter; i += 16) {
+            Row v[16];
+            rotate<16>(v, [&](int k) {
+                const size_t row = i + size_t(k);
+                return (floats(lanes + row * hush_lanes) + offsets(dither[row])) * scale;
+            });
             UNROLL
-            for (size_t q = 0; q < 4; ++q) {
-                const size_t row = j + q * quarter;
-                store(out + (row + size_t(k)) * hush_lanes, flip(v[q], signs[row / 4], k));
+            for (int k = 0; k < 16; ++k) piece[i + size_t(k)] = v[k];
+        }
+        pass(piece + start, quarter, 16, quarter / 16);
+    }
+}
+
+void hush_scatter(float* tiles, const HushStrip& strip, uint64_t sign_seed, float* out) {
+    const size_t quarter = strip.rows / 4, stride = strip.stride;
+    with_strip(strip, sign_seed, [&](auto count, const Signs& signs) {
+        for (size_t j = 0; j < quarter; j += 4) {
+            UNROLL
+            for (size_t k = 0; k < 4; ++k) {
+                float* to = out + (j + k) * stride;
+                if (count > 1)
+                    for (size_t q = 0; q < 4; ++q)
+                        for (size_t s = 0; s < count; s += 2)
+                            __builtin_prefetch(to + (q * quarter + 1) * stride + s * hush_lanes, 1);
+                for (size_t s = 0; s < count; ++s) {
+                    const Row* from = rows_of(tiles + s * hush_tile) + j + k;
+                    Row v[4];
+                    rotate<4>(v, [&](int q) { return from[size_t(q) * quarter]; });
+                    UNROLL
+                    for (size_t q = 0; q < 4; ++q)
+                        store(to + q * quarter * stride + s * hush_lanes,
+                              flip(v[q], signs[s][(j + q * quarter) / 4], int(k)));
+                }
             }
         }
-    }
+    });
 }
 
 // ---- The adder: two 4-bit indices a byte, the even element in the low nibble.
@@ -456,7 +517,13 @@ void thc_decode(const Lane* lanes, size_t first, size_t length, float factor, co
 #define TACIT_LANES(Lane) {hush_decode<Lane>, thc_decode<Lane>, add_table<Lane>, lookup_table<Lane>}
 
 namespace tacit::TACIT_VARIANT {
-extern const RotatedKernels rotated_kernels{
-    TACIT_TEXT(TACIT_VARIANT), hush_norms,          hush_encode, thc_encode, TACIT_LANES(uint8_t),
-    TACIT_LANES(uint16_t),     TACIT_LANES(int32_t)};
+extern const RotatedKernels rotated_kernels{TACIT_TEXT(TACIT_VARIANT),
+                                            hush_norms,
+                                            hush_gather,
+                                            hush_encode,
+                                            hush_scatter,
+                                            thc_encode,
+                                            TACIT_LANES(uint8_t),
+                                            TACIT_LANES(uint16_t),
+                                            TACIT_LANES(int32_t)};
 }

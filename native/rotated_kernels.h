@@ -8,6 +8,11 @@ namespace tacit {
 
 constexpr std::size_t hush_lanes = 8;  // floats a row: one SIMD register, each lane a block of its own
 constexpr std::size_t hush_piece_rows = 1024;  // rows of the largest piece: 32 KB, the first cache
+// Pieces side by side that are read or written together: 256 bytes a row, 256 KB of tiles. Fewer wait longer
+// for memory, more no longer fit into the second cache.
+constexpr std::size_t hush_group = 8;
+// Floats from one tile to the next: a piece, and a few lines more, lest equal rows share a set of the cache.
+constexpr std::size_t hush_tile = hush_piece_rows * hush_lanes + 64;
 
 struct HushEncoding {
     std::uint64_t sign_seed, dither_seed;
@@ -22,6 +27,12 @@ struct HushDecoding {
     std::uint64_t sign_seed, dither_seed;
     const float* offsets;  // of 16
     float unit, gain;
+};
+
+// Pieces side by side, at most a group: row k of piece s starts at k * stride + 8 s.
+struct HushStrip {
+    std::size_t stride, count;
+    std::size_t first_row, rows;  // of the first piece, in its tile
 };
 
 // Where values from the integer it stands for up to the next are rounded: to `base` or to `base + width`.
@@ -45,9 +56,9 @@ struct ThcDecoding {
 // What depends on the type of a lane: uint8_t, uint16_t or int32_t.
 template <class Lane>
 struct LaneKernels {
-    // One piece of `rows` rows from `first_row` on; `norms` and `out` are the piece's own.
+    // All but the last two stages of one piece of `rows` rows from `first_row` on, left in `tile`.
     void (*hush_decode)(const Lane* lanes, std::size_t first_row, std::size_t rows, const float* norms,
-                        const HushDecoding& how, float* out);
+                        const HushDecoding& how, float* tile);
     // One block of `length` elements from `first` on, left in `block`: room for `length`, aligned to 64
     // bytes.
     void (*thc_decode)(const Lane* lanes, std::size_t first, std::size_t length, float factor,
@@ -61,9 +72,17 @@ struct LaneKernels {
 
 struct RotatedKernels {
     const char* name;
-    void (*hush_norms)(const float* x, std::size_t rows, float* norms);
-    void (*hush_encode)(const float* x, std::size_t first_row, std::size_t rows, const float* norms,
+    // Pieces side by side: row k of piece s starts at x[k * stride + 8 s].
+    void (*hush_norms)(const float* x, std::size_t stride, std::size_t rows, std::size_t pieces,
+                       float* norms);
+    // Pieces into their tiles, hush_tile floats from one to the next and aligned to 64 bytes: with signs, and
+    // rotated by fours.
+    void (*hush_gather)(const float* x, const HushStrip& strip, std::uint64_t sign_seed, float* tiles);
+    // Rotates on, and packs, one piece of `rows` rows from `first_row` on; `norms` and `out` are its own.
+    void (*hush_encode)(float* tile, std::size_t first_row, std::size_t rows, const float* norms,
                         const HushEncoding& how, std::uint8_t* out);
+    // Pieces from their tiles: with the last two stages, and signs.
+    void (*hush_scatter)(float* tiles, const HushStrip& strip, std::uint64_t sign_seed, float* out);
     // Signs, rotates and packs the block that lies in `block`, which it overwrites.
     void (*thc_encode)(float* block, std::size_t first, std::size_t length, float factor,
                        const ThcEncoding& how, std::uint8_t* out);

@@ -9,7 +9,7 @@ import pytest
 from tacit import launch
 from tacit.demo.facts import CONFIGURATIONS, PLAIN
 
-STEPS = 25
+STEPS = 60
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tacit import _core
+from tacit.codecs import in_torch
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -18,6 +19,21 @@ Words = npt.NDArray[np.uint32]
 f32 = np.float32
 
 SIZES = [0, 1, 7, 8, 511, 512, 513, 4097, 8192, 8193, 100_003]
+HUSH_SIZES = [
+    0,
+    1,
+    511,
+    4097,
+    8191,
+    8192,
+    8193,
+    16384,
+    3 * 8192 - 300,
+    3 * 8192 + 5,
+    5 * 8192 + 4097,
+    300_007,
+]
+HUSH_SIZES += [9 * 8192 - 1, 80 * 8192 - 511]  # padding in the last rows of every group, and of some
 LANES = [np.uint8, np.uint16, np.int32]
 SIGN_SEED, DITHER_SEED, ROUND_SEED = 0xDEADBEEF_12345678, 0x0123456789ABCDEF, (1 << 64) - 7
 
@@ -92,7 +108,9 @@ def unpack4(data: Bytes) -> Bytes:
 
 def pieces(numel: int) -> list[slice]:
     """Each piece's elements."""
-    rows, starts, at = -(-numel // 512) * 64, [], 0
+    rows, starts, at = -(-numel // 8), [], 0
+    step = 1024 if rows > 8192 else 64
+    rows = -(-rows // step) * step
     while at < rows:
         size = 1024 if rows - at >= 1024 else 1 << ((rows - at).bit_length() - 1)
         starts.append(slice(8 * at, 8 * (at + size)))
@@ -104,21 +122,29 @@ def padded(x: Floats, numel: int) -> Floats:
     return np.concatenate([x, np.zeros(numel - len(x), f32)])
 
 
-def twin_norms(x: Floats) -> Floats:
-    norms = [np.empty(0, f32)]
-    for piece in pieces(len(x)):
-        rows = padded(x, _core.hush_padded(len(x)))[piece].reshape(-1, 16, 8)
-        sums = np.zeros((16, 8), f32)
-        for sixteen in rows:
-            sums += sixteen * sixteen
-        for h in (8, 4, 2, 1):
-            sums[:h] += sums[h : 2 * h]
-        norms.append(np.sqrt(sums[0]))
-    return np.concatenate(norms)
+def source(numel: int) -> npt.NDArray[np.int64]:
+    """Where each element of the pieces, in their order, lies in the padded vector: 32 whole ones sample a window."""
+    e = np.arange(_core.hush_padded(numel))
+    whole, found = len(e) // 8192 * 8192, []
+    for start in range(0, whole, 32 * 8192):
+        window = e[start : min(whole, start + 32 * 8192)]
+        found.append(window.reshape(1024, -1, 8).transpose(1, 0, 2).reshape(-1))
+    return np.concatenate([*found, e[whole:]])
+
+
+def in_pieces(x: Floats) -> Floats:
+    return padded(x, _core.hush_padded(len(x)))[source(len(x))]
+
+
+def twin_norms(x: Floats) -> npt.NDArray[np.float64]:
+    y = in_pieces(x).astype(np.float64)
+    return np.concatenate(
+        [np.empty(0), *(np.linalg.norm(y[piece].reshape(-1, 8), axis=0) for piece in pieces(len(x)))]
+    )
 
 
 def twin_encode(x: Floats, norms: Floats, place: int) -> Bytes:
-    x = padded(x, _core.hush_padded(len(x)))
+    x = in_pieces(x)
     signed, nibble, index = flip(x), nibbles(len(x)), np.zeros(len(x), np.int64)
     step, offset = f32(ALPHA / 16), f32(GRANULARITY / 2 - ALPHA * 7.5 / 16)
     for number, piece in enumerate(pieces(len(x))):
@@ -142,7 +168,9 @@ def twin_decode(
         q = f32(2 * RANGE / GRANULARITY) * norm * f32(1 / rows) * f32(gain)
         s = lanes[piece].astype(f32) + offsets[nibble[piece]]
         out[piece] = rotate(s.reshape(-1, 8) * np.where(np.isfinite(norm), q, f32(np.nan))).reshape(-1)
-    return flip(out)[:numel]
+    back = np.empty_like(out)
+    back[source(numel)] = flip(out)
+    return back[:numel]
 
 
 def norms_of(x: Floats, threads: int = 1) -> Floats:
@@ -185,7 +213,9 @@ def offsets_for(places: list[int], alpha: float = ALPHA) -> Floats:
         (8192, 8192, 8),
         (8193, 8704, 8 * 2),
         (16384 - 512, 16384 - 512, 8 * 5),  # 1024, 512, 256, 128, 64 rows
-        (100_003, 100_352, 8 * 13),
+        (65_536, 65_536, 8 * 8),
+        (65_537, 73_728, 8 * 9),  # beyond, to whole pieces
+        (100_003, 106_496, 8 * 13),
     ],
 )
 def test_hush_pads_to_64_rows_and_cuts_them_into_pieces(numel: int, padded: int, blocks: int) -> None:
@@ -193,21 +223,36 @@ def test_hush_pads_to_64_rows_and_cuts_them_into_pieces(numel: int, padded: int,
     assert 8 * len(pieces(numel)) == blocks
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("numel", SIZES)
-def test_hush_norms_and_indices_match_the_twin_on_every_simd_and_thread_count(
-    simd: str, numel: int, threads: int
-) -> None:
+def test_whole_pieces_sample_the_vector_and_the_rest_is_cut_in_order(simd: str) -> None:
+    x = np.zeros(3 * 8192 + 600, f32)
+    for k, piece, column, value in ((0, 0, 0, 1), (1023, 2, 7, 2), (500, 1, 3, 3)):
+        x[k * 24 + 8 * piece + column] = value
+    x[3 * 8192 + 8 * 70 + 4] = 4  # row 70 of what is left: 128 rows
+    norms = norms_of(x)
+    assert {int(i): norms[i] for i in np.flatnonzero(norms)} == {0: 1, 23: 2, 11: 3, 28: 4}
+
+
+@pytest.mark.parametrize("numel", HUSH_SIZES)
+def test_hush_norms_are_those_of_the_blocks_and_the_same_bits_everywhere(numel: int) -> None:
+    x, before, found = gradient(numel, seed=numel), _core.simd(), set()
+    for variant in _core.simd_variants():
+        _core.use_simd(variant)
+        found |= {norms_of(x, threads).tobytes() for threads in (1, 2, 5)}
+    _core.use_simd(before)
+    assert len(found) == 1
+    np.testing.assert_allclose(norms_of(x), twin_norms(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("numel", HUSH_SIZES)
+def test_hush_indices_match_the_twin_on_every_simd_and_thread_count(simd: str, numel: int) -> None:
     x = gradient(numel, seed=numel)
-    norms = norms_of(x, threads)
-    assert norms.tobytes() == twin_norms(x).tobytes()
-    for place in (0, 5, 15):
+    norms = norms_of(x)
+    for place, threads in ((0, 1), (5, 2), (15, 5)):
         assert encode(x, norms, place, threads).tobytes() == twin_encode(x, norms, place).tobytes()
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize(("lane", "threads"), [(np.uint8, 1), (np.uint16, 3), (np.int32, 2)])
+@pytest.mark.parametrize("numel", HUSH_SIZES)
 def test_hush_decodes_to_the_bits_of_the_twin(simd: str, numel: int, threads: int, lane: type) -> None:
     rng = np.random.default_rng(numel)
     top = min(np.iinfo(lane).max, 1 << 20)
@@ -216,6 +261,26 @@ def test_hush_decodes_to_the_bits_of_the_twin(simd: str, numel: int, threads: in
     offsets = rng.standard_normal(16).astype(f32)
     expected = twin_decode(lanes, numel, norms, offsets, 1 / 3)
     assert decode(lanes, numel, norms, offsets, 1 / 3, threads).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("numel", [0, 1, 511, 16384, 3 * 8192 - 300, 3 * 8192 + 5, 5 * 8192 + 4097, 300_007])
+def test_hush_in_torch_gives_the_bits_of_the_core_for_the_same_norms(numel: int) -> None:
+    x = torch.from_numpy(gradient(numel))
+    cell, offsets = torch.from_numpy(CELL), torch.from_numpy(offsets_for([3]))
+    lanes = torch.from_numpy(np.random.default_rng(1).integers(0, 256, _core.hush_padded(numel), np.uint8))
+    norms, found = torch.from_numpy(norms_of(x.numpy())), {}
+    for kernels in (_core, in_torch):
+        summed, data, out = (
+            torch.empty_like(norms),
+            torch.empty(len(lanes) // 2, dtype=torch.uint8),
+            x.clone(),
+        )
+        kernels.hush_norms(x, summed, 1)
+        kernels.hush_encode(x, norms, SIGN_SEED, DITHER_SEED, 3, ALPHA, RANGE, GRANULARITY, cell, data, 1)
+        kernels.hush_decode(lanes, norms, SIGN_SEED, DITHER_SEED, offsets, RANGE, 63, out, 0.5, 1)
+        torch.testing.assert_close(summed, norms, rtol=1e-6, atol=0)
+        found[kernels.__name__] = (data.numpy().tobytes(), out.numpy().tobytes())
+    assert found["tacit._core"] == found["tacit.codecs.in_torch"]
 
 
 @pytest.mark.parametrize("numel", [1 << k for k in range(9, 17)])
@@ -553,6 +618,13 @@ def test_a_thc_option_out_of_its_limits_is_refused(change: dict[str, object], wo
             out=np.zeros(4, np.uint8),
             **{**good, **change},
         )
+
+
+def test_hush_decodes_up_to_63_steps_and_refuses_more() -> None:
+    lanes, norms, out = np.zeros(512, np.uint8), np.ones(8, f32), np.empty(512, f32)
+    _core.hush_decode(lanes, norms, 1, 1, np.zeros(16, f32), 2.0, 63, out, 1.0)
+    with pytest.raises(ValueError, match="granularity=64: from 1 to 63"):
+        _core.hush_decode(lanes, norms, 1, 1, np.zeros(16, f32), 2.0, 64, out, 1.0)
 
 
 def test_sizes_beyond_the_limit_are_refused() -> None:

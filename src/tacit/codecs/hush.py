@@ -1,13 +1,13 @@
 """hush: tacit's own 4-bit homomorphic codec. THC's wire contract, half its error.
 
     y   = H diag(s) x                           s shared signs; H Walsh-Hadamard over blocks of 1024
-    i   = nearest level to  y g / (2 R M) + g/2 + d         M^2 ~ mean over ranks of |block|^2;  T = table, 0..g
+    i   = nearest level to  y g / (2 R M) + g/2 + d         M^4 = mean over ranks of |block|^4;  T = table, 0..g
     sum = (sum T[i] - sum d - n g/2) 2 R M / g;       x^ = diag(s) H sum / 1024
 
 What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md:
-- a block is strided over the whole vector, so that it holds something of every layer and has a norm of its own; no
-  block is clamped because another one is large, and 10 butterfly stages do instead of 20;
-- M is the root mean square of the ranks' norms, not their maximum: one large rank does not coarsen the others' grid;
+- a block of 1024 is strided over 262,144 elements, so that it holds something of every layer there, and has a norm of
+  its own; no block is clamped because another one is large, and 10 butterfly stages do instead of 20;
+- M is a mean of the ranks' norms (of fourth powers), not their maximum: one large rank does not coarsen all grids;
 - a Lloyd-Max table on the integer grid, rounded to the nearest: half the variance of unbiased rounding;
 - one shared random stream u shifts each rank's grid by d = frac(u + rank/n) - 1/2 steps. The shifts are stratified over
   ranks, so errors cancel even when all ranks say the same, where nearest rounding alone would not average at all.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from tacit.errors import ConfigError
 from tacit.requests import Conversation, Heard, Lanes, Payload, Sum, TableSum, Total, Traits, Turn, seed_of
 
 _STRATA = 16  # the shared stream has 4 bits an element
-_HEADROOM = 1.05  # M over the root mean square: ranks a little above it are not clamped
 
 
 class Grid(NamedTuple):
@@ -84,8 +84,8 @@ class Hush:
         x = x.float()
         grid, lanes = grid_for(turn.world)
         frame = Frame(x.numel(), grid, self.dither, turn.shared_seed)
-        squares: Total = yield Sum(Payload.dense(frame.norms(x).square()), to_all=True)
-        norms = (squares.value / squares.count).sqrt() * _HEADROOM
+        fourth: Total = yield Sum(Payload.dense(frame.norms(x).square().square()), to_all=True)
+        norms = _sqrt(_sqrt(fourth.value / fourth.count))
         index = frame.encode(x, norms, _place(turn.rank, turn.world))
         total: Total = yield TableSum(index, grid.table, frame.padded, lanes)
         heard = range(turn.world) if total.count == turn.world else [turn.rank]
@@ -141,6 +141,11 @@ class Frame:
         offsets = _offsets(self.grid, self.dither, tuple(places))
         kernels(norms).hush_decode(lanes, norms, signs, shifts, offsets, reach, g, out, 1.0, 1)
         return out
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """The correctly rounded root, the same on every machine: ranks must agree on it to the bit, and torch's is not."""
+    return torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
 
 
 def _seeds(shared: int) -> tuple[int, int]:

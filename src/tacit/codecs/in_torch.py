@@ -17,6 +17,8 @@ from tacit import _core
 COLUMNS = 8  # hush: blocks of a segment, side by side, one SIMD lane each
 ROWS = 1024  # hush: elements of a full block
 _LEAST_ROWS = 64
+_WHOLE_ROWS = 8192
+_WINDOW = 32  # pieces that sample the same run of the vector
 _LEAST_SLICE = 8
 _TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
 _SCALE_NBYTES = 4
@@ -126,19 +128,41 @@ def unpack_blocks(
 
 
 def hush_pieces(numel: int) -> list[int]:
-    """Rows of each segment: full ones, then the rest as a sum of powers of two; at most 511 elements of padding."""
+    """Rows of each piece: full ones, then the rest as a sum of powers of two, at most 511 elements of padding; a vector
+    of more than 65,536 elements is padded to full pieces."""
     rows = -(-numel // COLUMNS)
-    rows = -(-rows // _LEAST_ROWS) * _LEAST_ROWS
+    step = ROWS if rows > _WHOLE_ROWS else _LEAST_ROWS
+    rows = -(-rows // step) * step
     full, rest = divmod(rows, ROWS)
     return [ROWS] * full + [size for size in (512, 256, 128, 64) if rest & size]
 
 
-def _segments(x: Tensor, rows: list[int]) -> list[Tensor]:
-    """`x`, padded, as (batch, rows, columns) for each run of equal pieces."""
-    flat = pad(x, (0, sum(rows) * COLUMNS - x.numel()))
+def _segments(flat: Tensor, rows: list[int]) -> list[Tensor]:
+    """`flat`, in the order of pieces, as (batch, rows, columns) for each run of equal pieces."""
     counts = {size: rows.count(size) for size in rows}
     parts = flat.split([size * count * COLUMNS for size, count in counts.items()])
     return [part.view(-1, size, COLUMNS) for part, size in zip(parts, counts, strict=True)]
+
+
+def _into_pieces(x: Tensor, rows: list[int]) -> Tensor:
+    """`x`, padded, in the order of pieces: the full ones of a window sample all of it, a row of each in turn."""
+    flat = pad(x, (0, sum(rows) * COLUMNS - x.numel()))
+    windows, rest = _windows(flat, rows)
+    parts = [w.view(ROWS, -1, COLUMNS).transpose(0, 1).reshape(-1) for w in windows]
+    return torch.cat([*parts, rest])
+
+
+def _out_of_pieces(flat: Tensor, rows: list[int]) -> Tensor:
+    """The inverse of `_into_pieces`, padding included."""
+    windows, rest = _windows(flat, rows)
+    parts = [w.view(-1, ROWS, COLUMNS).transpose(0, 1).reshape(-1) for w in windows]
+    return torch.cat([*parts, rest])
+
+
+def _windows(flat: Tensor, rows: list[int]) -> tuple[list[Tensor], Tensor]:
+    """The runs that 32 full pieces at a time sample, and the elements of the smaller pieces."""
+    strided = rows.count(ROWS) * ROWS * COLUMNS
+    return list(flat[:strided].split(_WINDOW * ROWS * COLUMNS)) if strided else [], flat[strided:]
 
 
 def _by_block(factors: Tensor, segments: list[Tensor]) -> list[Tensor]:
@@ -148,18 +172,10 @@ def _by_block(factors: Tensor, segments: list[Tensor]) -> list[Tensor]:
 
 
 def hush_norms(x: Tensor, out: Tensor, threads: int) -> None:
-    norms = []
-    for segment in _segments(x, hush_pieces(x.numel())) if x.numel() else []:
-        squares = (segment * segment).view(len(segment), -1, 16, COLUMNS)
-        partial = squares[:, 0].clone()  # 16 partial sums, then a tree
-        for k in range(1, squares.shape[1]):
-            partial += squares[:, k]
-        for half in (8, 4, 2, 1):
-            partial = partial[:, :half] + partial[:, half : 2 * half]
-        norms.append(
-            partial[:, 0].double().sqrt().float().reshape(-1)
-        )  # torch's float sqrt is off by an ulp at times
-    out.copy_(torch.cat([*norms, out[:0]]))
+    """Alone here in summing in an order of its own: not the bits of the C++, but within 1e-6 of them."""
+    rows = hush_pieces(x.numel())
+    segments = _segments(_into_pieces(x, rows), rows) if rows else []
+    out.copy_(torch.cat([*(s.square().sum(1).sqrt().view(-1) for s in segments), out[:0]]))
 
 
 def hush_encode(
@@ -170,7 +186,8 @@ def hush_encode(
         return
     g, padded = granularity, 2 * out.numel()
     scale = torch.where(norms.isfinite() & (norms > 0), _f32(g / (2 * reach)) / norms, 0.0)
-    segments = _segments(_flip(pad(x, (0, padded - x.numel())), sign_seed), hush_pieces(x.numel()))
+    rows = hush_pieces(x.numel())
+    segments = _segments(_flip(_into_pieces(x, rows), sign_seed), rows)
     scaled = [hadamard(s) * k for s, k in zip(segments, _by_block(scale, segments), strict=True)]
     u = _bits(dither_seed, padded, 4, x.device)
     shift = _f32(alpha / 16) * ((u + place) & 15).float() + _f32(g / 2 - alpha * 7.5 / 16)
@@ -187,10 +204,12 @@ def hush_decode(
     u = _bits(dither_seed, lanes.numel(), 4, lanes.device)
     levels = lanes.float() + offsets.to(lanes.device)[u]
     unit = _f32(2 * reach / granularity) * torch.where(norms.isfinite(), norms, torch.nan)
-    segments = _segments(levels, hush_pieces(out.numel()))
+    rows = hush_pieces(out.numel())
+    segments = _segments(levels, rows)
     factors = _by_block(unit, segments)
     back = [hadamard(s * (k * (1 / s.shape[1]) * gain)) for s, k in zip(segments, factors, strict=True)]
-    out.copy_(_flip(torch.cat([s.reshape(-1) for s in back]), sign_seed)[: out.numel()])
+    flat = _flip(torch.cat([s.reshape(-1) for s in back]), sign_seed)
+    out.copy_(_out_of_pieces(flat, rows)[: out.numel()])
 
 
 # ---- thc ----
