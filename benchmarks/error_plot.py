@@ -14,10 +14,10 @@ from tacit.strategy import parse_codec
 from tacit.testing import nmse, vectors
 
 CODECS = (
-    ("thc(bits=2, granularity=34, clamped=0.0009765625)", "thc 2 bit"),
-    ("thc(bits=3, granularity=16)", "thc 3 bit"),
-    ("thc", "thc 4 bit"),
-    ("hush", "hush"),
+    ("thc(bits=2, granularity=34, clamped=0.0009765625)", "thc 2 bit (8 down)"),
+    ("thc(bits=3, granularity=16)", "thc 3 bit (8 down)"),
+    ("thc", "thc 4 bit (8 down)"),
+    ("hush", "hush (8 down)"),
     ("int4(block=64)", "int4"),
     ("int4(block=64, rounding=nearest)", "int4 nearest"),
     ("int8(block=256)", "int8"),
@@ -95,7 +95,7 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
             axes.annotate(str(row["name"]), where, textcoords="offset points", fontsize=8, **place)
         axes.set(
             yscale="log",
-            xlabel="bits a coordinate that a rank hands over (norms and scales included)",
+            xlabel="bits a coordinate on the way up (norms and scales included); down the same unless noted",
             ylabel="NMSE of the mean",
         )
         axes.set_xscale("log", base=2)

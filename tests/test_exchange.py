@@ -159,7 +159,7 @@ def _up_and_down(rank, world, text):
 def test_four_bits_go_up_and_eight_come_down(ranks):
     """Of 1,024,000 coordinates, each rank sends 3/4 of 4 bits to the owners and its own quarter of 8 bits to 3 others."""
     world, numel = 4, 1_024_000
-    for text, norms in (("hush", 4 * numel / 1024), ("thc", 4)):
+    for text, norms in (("hush", 8 * numel / 1024), ("thc", 4)):
         found = ranks.run(world, _up_and_down, text)
         lanes = numel if text == "hush" else 2**20  # thc pads its last slice to a power of two
         assert sum(sent["TableSum"] for sent in found) == (world - 1) * (lanes / 2 + lanes)

@@ -66,7 +66,7 @@ class Memory:
     def vector(self, slot: str, layout: Layout, device: torch.device) -> Tensor:
         key = (slot, layout.key)
         if key not in self._flats:
-            empty = torch.zeros(0, device=device)
+            empty = torch.zeros(0, dtype=torch.float32, device=device)
             self._flats[key] = (layout, layout.join(self._loaded.get(slot, {}), like=empty))
         return self._flats[key][1]
 

@@ -199,7 +199,11 @@ class TableSum:
         if self.bits == 4 and index.device.type == "cpu":
             wide = lanes.view(torch.uint16) if lanes.dtype == torch.int16 else lanes
             _core.add_table(index, lanes.numel(), torch.tensor(self.table, dtype=torch.uint8), wide, 1)
-            return
+        else:
+            self.add_in_torch(index, lanes)
+
+    def add_in_torch(self, index: Tensor, lanes: Tensor) -> None:
+        """The same for any width and device."""
         table = torch.tensor(self.table, dtype=lanes.dtype, device=index.device)
         shifts = torch.arange(0, 8, self.bits, device=index.device, dtype=torch.uint8)
         codes = (index[:, None] >> shifts) & (2**self.bits - 1)
@@ -265,7 +269,7 @@ class LocalSlots:
 
     def vector(self, slot: str) -> Tensor:
         if slot not in self.kept:
-            self.kept[slot] = torch.zeros(self.like.numel(), device=self.like.device)
+            self.kept[slot] = torch.zeros(self.like.numel(), dtype=torch.float32, device=self.like.device)
         return self.kept[slot]
 
 

@@ -1,13 +1,14 @@
 """hush: half of THC's error at the same wire, whatever the ranks say."""
 
+import numpy as np
 import pytest
 import torch
 
 from tacit.codecs import Hush, Thc, in_torch
-from tacit.codecs.hush import GRIDS, grid_for
+from tacit.codecs.hush import GRIDS, _offsets, grid_for
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
-from tacit.requests import LocalSlots, TableSum, loop_back
+from tacit.requests import Lanes, LocalSlots, TableSum, loop_back
 from tacit.strategy import Strategy, parse_codec
 from tacit.testing import check, nmse, vectors
 
@@ -51,6 +52,41 @@ def test_one_large_rank_does_not_spoil_the_others():
     )
 
 
+@pytest.mark.parametrize("scale", [1e-16, 1e-13, 1e9, 1e15])
+def test_gradients_of_any_scale_are_heard(scale):
+    inputs = [scale * x for x in vectors("gauss", 4, 16_384)]
+    heard = loop_back(Hush(), inputs)[0].total
+    assert nmse(heard / scale, [x / scale for x in inputs]) < 0.003
+
+
+def test_the_default_dtype_of_torch_does_not_matter():
+    expected = loop_back(Hush(), vectors("gauss", 3, 1000))[0].total
+    torch.set_default_dtype(torch.float64)
+    try:
+        _offsets.cache_clear()
+        inputs = [x.float() for x in vectors("gauss", 3, 1000)]
+        assert loop_back(Hush(), inputs)[0].total.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(expected, loop_back(Hush(), vectors("gauss", 3, 1000))[0].total)
+
+
+def test_scales_are_divided_once_in_both_paths():
+    """torch takes scalar / tensor as reciprocal x scalar, an ulp off in a quarter of cases: found by 212 M elements."""
+    norms = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 0.5
+    once = torch.full_like(norms, 19 / (2 * 2.68)) / norms
+    assert once.numpy().tolist() == (np.float32(19 / (2 * 2.68)) / norms.numpy()).tolist()
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_the_adder_in_torch_adds_what_the_kernel_adds(bits):
+    index = torch.randint(0, 256, (501,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    request = TableSum(index, GRIDS[0].table, 1001, Lanes(bits, 19))
+    twin = torch.zeros(1001, dtype=request.lanes.dtype)
+    request.add_in_torch(index, twin)
+    assert torch.equal(request.look_up(), twin)
+
+
 @pytest.mark.parametrize("text", ["hush", "hush(dither=0)", "ef(hush)"])
 def test_the_torch_path_of_a_gpu_gives_the_same_bits(text, monkeypatch):
     for numel in (1, 513, 8192, 30_001):
@@ -79,7 +115,7 @@ def _with_equal_norms(codec, inputs):
 
 
 def test_bytes_are_half_a_byte_a_coordinate_and_a_norm_a_block():
-    assert Hush().nbytes(1 << 20) == (1 << 19) + 4 * (1 << 20) // 1024
+    assert Hush().nbytes(1 << 20) == (1 << 19) + 8 * (1 << 20) // 1024
     assert Hush().nbytes(0) == 0
 
 

@@ -267,6 +267,8 @@ def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> 
     which is enough to know what it said."""
     if isinstance(requests[0], Sum) and requests[0].to_all:
         payloads = [r.payload for r in requests if isinstance(r, Sum)]
+        if not payloads[0].form.adds:
+            raise ConformanceError("Sum(to_all=True) is for small dense payloads; this one is packed")
         whole = wire.answer(scheme, Sum(Payload.dense(torch.cat([p.data for p in payloads]))), 0).value
         return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
     if isinstance(requests[0], Sum):

@@ -66,10 +66,12 @@ def _list(as_json: bool) -> int:
             name for name in ("summable", "unbiased", "contracting", "remembers") if getattr(traits, name)
         ]
         bits = 8 * codec.nbytes(1 << 20) / (1 << 20)
+        down = 8 if traits.lanes is not None else bits  # lanes of 8 bits in worlds of up to 8 ranks and more
         rows.append(
             {
                 "codec": str(codec),
                 "bits": bits,
+                "bits_down": down,
                 "scheme": str(default_scheme(codec)),
                 "claims": ", ".join(claims),
             }
@@ -77,9 +79,15 @@ def _list(as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    table = Table(Column("codec", no_wrap=True), "bits an element", "default scheme", "claims")
+    table = Table(Column("codec", no_wrap=True), "bits up", "down", "default scheme", "claims")
     for row in rows:
-        table.add_row(str(row["codec"]), f"{row['bits']:.4g}", str(row["scheme"]), str(row["claims"]))
+        table.add_row(
+            str(row["codec"]),
+            f"{row['bits']:.4g}",
+            f"{row['bits_down']:.4g}",
+            str(row["scheme"]),
+            str(row["claims"]),
+        )
     Console().print(table)
     return 0
 

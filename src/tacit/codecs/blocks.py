@@ -53,7 +53,7 @@ class Blocks:
         return out
 
     def unpack(self, data: Tensor, numel: int) -> Tensor:
-        out = torch.empty(numel, device=data.device)
+        out = torch.empty(numel, dtype=torch.float32, device=data.device)
         kernels(data).unpack_blocks(data, numel, self.bits, self.block, 1.0, False, out)
         return out
 

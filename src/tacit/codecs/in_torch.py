@@ -185,7 +185,7 @@ def hush_encode(
     if not x.numel():
         return
     g, padded = granularity, 2 * out.numel()
-    scale = torch.where(norms.isfinite() & (norms > 0), _f32(g / (2 * reach)) / norms, 0.0)
+    scale = torch.where(norms.isfinite() & (norms > 0), torch.full_like(norms, g / (2 * reach)) / norms, 0.0)
     rows = hush_pieces(x.numel())
     segments = _segments(_flip(_into_pieces(x, rows), sign_seed), rows)
     scaled = [hadamard(s) * k for s, k in zip(segments, _by_block(scale, segments), strict=True)]

@@ -46,9 +46,10 @@ def _thc() -> Iterator[Claim]:
             0.0200,
             0.0207,
         )
-    trials = [vectors("lognormal", 4, _NUMEL, seed) for seed in range(4)]
-    mean = sum(nmse(loop_back(Thc(), inputs)[0].total, inputs) for inputs in trials) / len(trials)
-    yield "NMSE to four decimals, mean of 4 draws", "lognormal", 4, round(mean, 4), 0.0055, 0.0057
+    errors = [
+        nmse(loop_back(Thc(), x)[0].total, x) for x in (vectors("lognormal", 4, _NUMEL, s) for s in range(8))
+    ]
+    yield "NMSE, mean of 8 draws", "lognormal", 4, sum(errors) / len(errors), 0.0055, 0.0057
     right = sum(stochastic_table(k, g, clamp_at(1 / p)) == table for (k, g, p), table in THC_TABLES.items())
     yield "published tables, bit for bit", "", 0, right, len(THC_TABLES), len(THC_TABLES)
     yield "worlds to 64 whose server sum is the sum of table values", "", 64, _exact_worlds(), 64, 64

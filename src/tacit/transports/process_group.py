@@ -79,7 +79,7 @@ class Wire:
         own = rows[self.rank].payload
         self._what = "reduce-scatter"
         parts = self.all_to_all([row.payload.data for row in rows], [own.data.numel()] * self.world)
-        total = torch.zeros(own.numel, device=own.data.device)
+        total = torch.zeros(own.numel, dtype=torch.float32, device=own.data.device)
         for part in parts:
             own.form.unpack_add(part, total)
         return total
