@@ -85,14 +85,11 @@ class DdpAttachment:
             self._backward.arrive(name, buffer[start:stop], self._delivered)
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
-            call_after_backward(self._finish)
+            call_after_backward(self._backward.finish)
         return pending.future
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()
-
-    def _finish(self) -> None:
-        self._backward.finish()
 
     def _fail(self, error: TacitError) -> None:
         for pending in set(self._pending.values()):
@@ -132,7 +129,7 @@ class _Pending:
             if self._missing <= 0:
                 return
             self._missing, self._error = 0, error
-        self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
+        self._start.set_result(self._buffer)
 
     def _end(self, start: Any) -> Tensor:
         if self._error is not None:

@@ -44,7 +44,10 @@ from tacit.transports import Scheme, Wire
 def attach_fsdp(
     handle: Handle, model: nn.Module, groups: Mapping[str, str], replicas: dist.ProcessGroup | None
 ) -> None:
-    units = [_Unit.of(module, model, groups) for module in model.modules() if isinstance(module, FSDPModule)]
+    name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
+    units = [
+        _Unit.of(module, name_of, groups) for module in model.modules() if isinstance(module, FSDPModule)
+    ]
     units = [unit for unit in units if unit.names]
     wire = Wire(replicas if replicas is not None else units[0].group)
     if wire.world == 1:
@@ -77,13 +80,12 @@ class _Unit:
     group: Any  # a ProcessGroup; None in a unit without parameters
 
     @staticmethod
-    def of(module: FSDPModule, model: nn.Module, groups: Mapping[str, str]) -> "_Unit":
+    def of(module: FSDPModule, name_of: Mapping[int, str], groups: Mapping[str, str]) -> "_Unit":
         found = module._get_fsdp_state()._fsdp_param_groups
         if len(found) > 1:
             raise ConfigError(
                 "a module sharded over several meshes cannot take a strategy; shard it over one"
             )
-        name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
         params = [p for g in found for p in g.fsdp_params if p.sharded_param.requires_grad]
         names = tuple(name_of[id(p.sharded_param)] for p in params)
         return _Unit(
@@ -152,7 +154,7 @@ class FsdpAttachment:
     def __init__(
         self, handle: Handle, model: nn.Module, units: Sequence[_Unit], wire: Wire, *, scatter: bool
     ):
-        self.wire, self._handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
+        self.wire, self.handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
         self.numels: dict[str, int] = {}
         self._spoken = 0  # elements in this round; a round is one backward pass
         for unit in units:
@@ -173,11 +175,7 @@ class FsdpAttachment:
 
     def _end_round(self) -> None:
         numel, self._spoken = self._spoken, 0
-        self._handle.stepped(numel)
-
-    @property
-    def handle(self) -> Handle:
-        return self._handle
+        self.handle.stepped(numel)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._model.set_requires_gradient_sync)  # type: ignore[arg-type]
@@ -273,14 +271,14 @@ def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> 
         return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
     if isinstance(requests[0], Sum):
         sums = [r for r in requests if isinstance(r, Sum)]
-        total = wire.scatter_sum(sums)
-        alone = [Total(r.payload.unpack(), 1) for r in sums]
-        return [*alone[: wire.rank], Total(total, wire.world), *alone[wire.rank + 1 :]]
+        answers = [Total(r.payload.unpack(), 1) for r in sums]
+        answers[wire.rank] = Total(wire.scatter_sum(sums), wire.world)
+        return answers
     if isinstance(requests[0], TableSum):
         tables = [r for r in requests if isinstance(r, TableSum)]
-        lanes = wire.scatter_table_sum(tables)
-        alone = [Total(r.look_up(), 1) for r in tables]
-        return [*alone[: wire.rank], Total(lanes, wire.world), *alone[wire.rank + 1 :]]
+        answers = [Total(r.look_up(), 1) for r in tables]
+        answers[wire.rank] = Total(wire.scatter_table_sum(tables), wire.world)
+        return answers
     if isinstance(requests[0], Max):  # all rows in one
         values = [r.value for r in requests if isinstance(r, Max)]
         whole = wire.answer(scheme, Max(torch.cat([v.reshape(-1) for v in values])), 0)

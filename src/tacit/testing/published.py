@@ -35,20 +35,15 @@ def claims(codec: Codec) -> Iterator[Claim]:
         yield from _hush()
 
 
+def _error(codec: Codec, family: str, world: int, seed: int = 0) -> float:
+    inputs = vectors(family, world, _NUMEL, seed)
+    return nmse(loop_back(codec, inputs)[0].total, inputs)
+
+
 def _thc() -> Iterator[Claim]:
     for world in (4, 10):
-        inputs = vectors("gauss", world, _NUMEL)
-        yield (
-            "n x NMSE",
-            "gauss",
-            world,
-            world * nmse(loop_back(Thc(), inputs)[0].total, inputs),
-            0.0200,
-            0.0207,
-        )
-    errors = [
-        nmse(loop_back(Thc(), x)[0].total, x) for x in (vectors("lognormal", 4, _NUMEL, s) for s in range(8))
-    ]
+        yield "n x NMSE", "gauss", world, world * _error(Thc(), "gauss", world), 0.0200, 0.0207
+    errors = [_error(Thc(), "lognormal", 4, seed) for seed in range(8)]
     yield "NMSE, mean of 8 draws", "lognormal", 4, sum(errors) / len(errors), 0.0055, 0.0057
     right = sum(stochastic_table(k, g, clamp_at(1 / p)) == table for (k, g, p), table in THC_TABLES.items())
     yield "published tables, bit for bit", "", 0, right, len(THC_TABLES), len(THC_TABLES)
@@ -72,22 +67,6 @@ def _exact_worlds() -> int:
 
 def _hush() -> Iterator[Claim]:
     for world in (4, 10):
-        inputs = vectors("gauss", world, _NUMEL)
-        yield (
-            "n x NMSE",
-            "gauss",
-            world,
-            world * nmse(loop_back(Hush(), inputs)[0].total, inputs),
-            0.0,
-            0.0105,
-        )
-        inputs = vectors("identical", world, _NUMEL)
-        limit = nmse(loop_back(Thc(), inputs)[0].total, inputs)
-        yield (
-            "NMSE, at most thc's",
-            "identical",
-            world,
-            nmse(loop_back(Hush(), inputs)[0].total, inputs),
-            0.0,
-            limit,
-        )
+        yield "n x NMSE", "gauss", world, world * _error(Hush(), "gauss", world), 0.0, 0.0105
+        limit = _error(Thc(), "identical", world)
+        yield "NMSE, at most thc's", "identical", world, _error(Hush(), "identical", world), 0.0, limit
