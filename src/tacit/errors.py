@@ -23,3 +23,7 @@ class TransportError(TacitError):
 
 class ConformanceError(TacitError):
     """A codec broke the contract of the conversation: it is a bug in the codec."""
+
+
+class ScheduleError(ConfigError):
+    """A schedule that does not do what it says: the message names the rank, the chunk and the fault."""
