@@ -2,8 +2,8 @@
 
     make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
 
-ns per element, one thread unless named, medians of interleaved rounds. The cost of an empty call (Python, binding) is
-measured by itself and taken off, so that short vectors show the kernel and not the call.
+ns per element, one thread unless named, medians of interleaved rounds. The cost of an empty call (Python, binding; 10-20 us) is
+measured beside it and taken off, so that short vectors show the kernel and not the call.
 """
 
 import argparse
@@ -83,12 +83,12 @@ def works(log2: int) -> Work:
     return found
 
 
-def empty_call_s() -> dict[str, float]:
-    """What a call costs before the first element."""
+def empty_calls() -> Work:
+    """The same calls without an element: what Python and the binding cost."""
     e, b = torch.empty(0), torch.empty(0, dtype=torch.uint8)
     grid, cells, offsets = GRIDS[0], _cells(GRIDS[0]), _offsets(GRIDS[0], 1.0, (0,))
     table = torch.zeros(16, dtype=torch.uint8)
-    calls: Work = {
+    return {
         "copy": lambda: e.copy_(e),
         "hush encode": lambda: (
             _core.hush_norms(e, e, 1),
@@ -99,7 +99,6 @@ def empty_call_s() -> dict[str, float]:
         ),
         "add": lambda: _core.add_table(b, 0, table, b, 1),
     }
-    return {name: min(_time(call, 200) for _ in range(10)) for name, call in calls.items()}
 
 
 def _time(call: Callable[[], object], times: int) -> float:
@@ -109,13 +108,21 @@ def _time(call: Callable[[], object], times: int) -> float:
     return (perf_counter() - start) / times
 
 
-def measure(log2: int, rounds: int, overhead: dict[str, float]) -> list[dict[str, object]]:
-    work = works(log2)
-    times = max(1, min(500, (1 << 22) >> log2))
+def _time_less_call(call: Callable[[], object], empty: Callable[[], object] | None, times: int) -> float:
+    """Seconds a call, less an empty one measured right beside it, in short turns: a busy machine slows both alike."""
+    if empty is None or times < 100:
+        return _time(call, times)
+    turns = [(_time(call, times // 20), _time(empty, times // 20)) for _ in range(20)]
+    return min(t for t, _ in turns) - min(t for _, t in turns)
+
+
+def measure(log2: int, rounds: int) -> list[dict[str, object]]:
+    work, empty = works(log2), empty_calls()
+    times = max(1, min(2000, (1 << 22) >> log2))
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
-            seconds[name].append(_time(call, 1 if "torch" in name else times) - overhead.get(name, 0.0))
+            seconds[name].append(_time_less_call(call, empty.get(name), 1 if "torch" in name else times))
     n, copy = 1 << log2, median(seconds["copy"])
     return [
         {
@@ -168,8 +175,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="a table for people instead of JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    overhead = empty_call_s()
-    rows = [row for log2 in args.sizes.split(",") for row in measure(int(log2), args.rounds, overhead)]
+    rows = [row for log2 in args.sizes.split(",") for row in measure(int(log2), args.rounds)]
     if args.table:
         for row in rows:
             print(

@@ -162,6 +162,12 @@ struct Pieces {
     size_t groups() const { return (whole + hush_group - 1) / hush_group + count() - whole; }
     size_t windows() const { return (whole + window_pieces - 1) / window_pieces; }
 
+    // As much as a piece of `data`, a window further on: it is needed soon. Null beyond the end.
+    const float* a_window_later(size_t piece, const float* data) const {
+        const size_t first = (piece + window_pieces) * hush_piece_rows * hush_lanes;
+        return first + hush_piece_rows * hush_lanes <= numel ? data + first : nullptr;
+    }
+
     // Whole pieces [from, to) of one window, side by side.
     Group side_by_side(size_t from, size_t to) const {
         const size_t start = from / window_pieces * window_pieces;
@@ -305,6 +311,7 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
             for (size_t s = 0; s < group.count; ++s)
                 kernels.hush_encode(tiles[s], group.row(s), group.rows,
                                     norms.data() + (group.piece + s) * hush_lanes, how,
+                                    pieces.a_window_later(group.piece + s, x.data()),
                                     out.data() + group.row(s) * hush_lanes / 2);
         });
     });
@@ -327,7 +334,8 @@ void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, cons
         pieces.each(begin, end, [&](const Group& group) {
             for (size_t s = 0; s < group.count; ++s)
                 kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s), group.rows,
-                                    norms.data() + (group.piece + s) * hush_lanes, how, tiles[s]);
+                                    norms.data() + (group.piece + s) * hush_lanes, how,
+                                    pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
             if (group.within(out.size()))
                 return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
                                            out.data() + group.at);

@@ -89,6 +89,14 @@ void pass(Row* rows, size_t n, size_t h, size_t radix) {
     if (radix == 16) pass<16>(rows, n, h);
 }
 
+// Calls for the 256 bytes at `soon`, where there is a `soon`: memory is slow, and this hides it behind sums.
+template <bool to_write>
+ALWAYS_INLINE void fetch(const float* soon) {
+    if (!soon) return;
+    UNROLL
+    for (size_t i = 0; i < 64; i += 16) __builtin_prefetch(soon + i, to_write, 2);
+}
+
 // ---- hush: a piece is 64 to 1024 rows; lane c of all its rows is block c.
 // The pieces of a group lie side by side, rows far apart, so a group is read (or written) row by row, as wide
 // as it is, and each piece rotates in a tile of its own. Encoding: stages 1 and 2 as four rows are read, the
@@ -103,6 +111,7 @@ void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float
         for (size_t k = 0; k < rows; k += deep)
             for (size_t s = 0; s < n; ++s) {
                 const float* at = x + k * stride + (first + s) * hush_lanes;
+                fetch<false>(x + (k + 4 * deep) * stride + (first + s) * deep * hush_lanes);
                 Row v[deep];
                 UNROLL
                 for (size_t i = 0; i < deep; ++i) {
@@ -239,7 +248,7 @@ struct Cells {
 // The last stages, and out.
 template <int radix>
 ALWAYS_INLINE void pack_rotated(const Row* piece, size_t rows, const Cells& cells, const uint32_t* dither,
-                                uint8_t* out) {
+                                const float* next, uint8_t* out) {
     const size_t h = rows / radix;
     for (size_t j = 0; j < h; j += 8) {
         Row y[radix][8];
@@ -249,13 +258,15 @@ ALWAYS_INLINE void pack_rotated(const Row* piece, size_t rows, const Cells& cell
             UNROLL
             for (int q = 0; q < radix; ++q) y[q][k] = v[q];
         }
-        for (size_t q = 0; q < radix; ++q)
+        for (size_t q = 0; q < radix; ++q) {
+            fetch<false>(next ? next + (radix * j + 8 * q) * hush_lanes : nullptr);
             cells.pack(y[q], dither + q * h + j, out + (q * h + j) * hush_lanes / 2);
+        }
     }
 }
 
 void hush_encode(float* tile, size_t first_row, size_t rows, const float* norms, const HushEncoding& how,
-                 uint8_t* out) {
+                 const float* next, uint8_t* out) {
     alignas(64) uint32_t dither[hush_piece_rows];
     draw(how.dither_seed, first_row, rows, dither);
     const uint32_t place = how.place * 0x11111111u;
@@ -265,9 +276,9 @@ void hush_encode(float* tile, size_t first_row, size_t rows, const float* norms,
     const size_t last = rows == 64 ? 8 : 16;  // its stride must not be below the eight rows packed together
     pass(rows_of(tile), rows, 4, rows / 4 / last);
     if (last == 8)
-        pack_rotated<8>(rows_of(tile), rows, cells, dither, out);
+        pack_rotated<8>(rows_of(tile), rows, cells, dither, next, out);
     else
-        pack_rotated<16>(rows_of(tile), rows, cells, dither, out);
+        pack_rotated<16>(rows_of(tile), rows, cells, dither, next, out);
 }
 
 // offsets[nibble] in each lane.
@@ -310,7 +321,7 @@ ALWAYS_INLINE Row floats(const Lane* lanes) {
 
 template <class Lane>
 void hush_decode(const Lane* lanes, size_t first_row, size_t rows, const float* norms,
-                 const HushDecoding& how, float* tile) {
+                 const HushDecoding& how, const float* next, float* tile) {
     alignas(64) uint32_t dither[hush_piece_rows];
     draw(how.dither_seed, first_row, rows, dither);
     Row scale;
@@ -323,6 +334,7 @@ void hush_decode(const Lane* lanes, size_t first_row, size_t rows, const float* 
     const size_t quarter = rows / 4;
     for (size_t start = 0; start < rows; start += quarter) {
         for (size_t i = start; i < start + quarter; i += 16) {
+            for (size_t k = 0; k < 16; k += 8) fetch<true>(next ? next + (i + k) * hush_lanes : nullptr);
             Row v[16];
             rotate<16>(v, [&](int k) {
                 const size_t row = i + size_t(k);

@@ -56,9 +56,10 @@ struct ThcDecoding {
 // What depends on the type of a lane: uint8_t, uint16_t or int32_t.
 template <class Lane>
 struct LaneKernels {
-    // All but the last two stages of one piece of `rows` rows from `first_row` on, left in `tile`.
+    // All but the last two stages of one piece of `rows` rows from `first_row` on, left in `tile`. Meanwhile
+    // a piece's worth of memory is called for, from `next` on, that will be written in a while; null if none.
     void (*hush_decode)(const Lane* lanes, std::size_t first_row, std::size_t rows, const float* norms,
-                        const HushDecoding& how, float* tile);
+                        const HushDecoding& how, const float* next, float* tile);
     // One block of `length` elements from `first` on, left in `block`: room for `length`, aligned to 64
     // bytes.
     void (*thc_decode)(const Lane* lanes, std::size_t first, std::size_t length, float factor,
@@ -79,8 +80,9 @@ struct RotatedKernels {
     // rotated by fours.
     void (*hush_gather)(const float* x, const HushStrip& strip, std::uint64_t sign_seed, float* tiles);
     // Rotates on, and packs, one piece of `rows` rows from `first_row` on; `norms` and `out` are its own.
+    // Meanwhile a piece's worth of memory is called for, from `next` on, that will be read; null if none.
     void (*hush_encode)(float* tile, std::size_t first_row, std::size_t rows, const float* norms,
-                        const HushEncoding& how, std::uint8_t* out);
+                        const HushEncoding& how, const float* next, std::uint8_t* out);
     // Pieces from their tiles: with the last two stages, and signs.
     void (*hush_scatter)(float* tiles, const HushStrip& strip, std::uint64_t sign_seed, float* out);
     // Signs, rotates and packs the block that lies in `block`, which it overwrites.

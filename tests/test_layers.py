@@ -75,7 +75,7 @@ def test_a_plain_import_runs_nothing():
 def test_the_public_names_are_these_and_all_resolve():
     assert tacit.__all__ == [
         "Codec", "Conversation", "Gather", "Handle", "Heard", "Lanes", "Max", "Payload", "Strategy", "Sum", "TableSum",
-        "TacitError", "Total", "Traits", "Turn", "attach", "loop_back", "register_codec",
+        "TacitError", "Total", "Traits", "Turn", "attach", "loop_back", "register_codec", "serve",
     ]  # fmt: skip
     for name in tacit.__all__:
         assert getattr(tacit, name) is not None

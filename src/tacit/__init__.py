@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         loop_back,
     )
     from tacit.strategy import Strategy
+    from tacit.transports import serve
 
 _WHERE = {
     "Codec": "requests",
@@ -47,6 +48,7 @@ _WHERE = {
     "attach": "attachments",
     "loop_back": "requests",
     "register_codec": "codecs",
+    "serve": "transports",
 }
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "attach",
     "loop_back",
     "register_codec",
+    "serve",
 ]
 
 

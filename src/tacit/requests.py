@@ -49,6 +49,14 @@ class Form(Protocol):
     def join(self, parts: Sequence[Tensor]) -> Tensor: ...
 
 
+_THREAD_NUMEL = 2**19  # a thread that has less to do costs more than it saves
+
+
+def threads_for(numel: int) -> int:
+    """Threads for a kernel over `numel` elements: torch.get_num_threads() at most; the bits are the same for any number."""
+    return max(1, min(torch.get_num_threads(), numel // _THREAD_NUMEL))
+
+
 def even_cuts(numel: int, shards: int, unit: int = 1) -> list[int]:
     """Positions that cut `numel` elements into `shards` runs of whole units, as even as they can be."""
     units = -(-numel // unit)
@@ -186,21 +194,30 @@ class TableSum:
 
     def look_up(self) -> Tensor:
         """table[index] as lanes: what an aggregator adds for this rank."""
-        lanes = self.index.new_zeros(self.numel, dtype=self.lanes.dtype)
-        self.add(self.index, lanes)
+        lanes = self.index.new_empty(self.numel, dtype=self.lanes.dtype)
+        self._apply(_core.lookup_table, self.index, lanes, self.look_up_in_torch)
         return lanes
 
     def add(self, index: Tensor, lanes: Tensor) -> None:
         """lanes += table[index], for any run of packed indices of this request."""
+        self._apply(_core.add_table, index, lanes, self.add_in_torch)
+
+    def _apply(
+        self, kernel: Callable[..., object], index: Tensor, lanes: Tensor, in_torch: Callable[..., None]
+    ) -> None:
         if self.bits not in (1, 2, 4, 8):
             raise ConformanceError(
                 f"TableSum: a table of {len(self.table)} cannot be packed; pad it to 2, 4, 16 or 256"
             )
         if self.bits == 4 and index.device.type == "cpu":
             wide = lanes.view(torch.uint16) if lanes.dtype == torch.int16 else lanes
-            _core.add_table(index, lanes.numel(), torch.tensor(self.table, dtype=torch.uint8), wide, 1)
+            table = torch.tensor(self.table, dtype=torch.uint8)
+            kernel(index, lanes.numel(), table, wide, threads_for(lanes.numel()))
         else:
-            self.add_in_torch(index, lanes)
+            in_torch(index, lanes)
+
+    def look_up_in_torch(self, index: Tensor, lanes: Tensor) -> None:
+        self.add_in_torch(index, lanes.zero_())
 
     def add_in_torch(self, index: Tensor, lanes: Tensor) -> None:
         """The same for any width and device."""

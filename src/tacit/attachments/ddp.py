@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, own_group
+from tacit.attachments.handle import Handle, agree, leave_group, open_wire
 from tacit.buckets import Bucket, clean_name, digest_of, plan
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
@@ -32,7 +32,7 @@ def attach_ddp(
 ) -> None:
     if dist.get_world_size(ddp.process_group) == 1:
         return
-    wire = Wire(own_group(ddp.process_group, timeout))
+    wire = open_wire(handle.strategy, ddp.process_group, timeout)
     reduced = _reduced(ddp)
     buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
     agree(wire, handle.strategy, [digest_of(buckets), handle.seed])

@@ -38,7 +38,7 @@ from tacit.requests import (
     as_heard,
     turn_for,
 )
-from tacit.transports import Scheme, Wire
+from tacit.transports import Dedicated, Scheme, Wire
 
 
 def attach_fsdp(
@@ -49,6 +49,10 @@ def attach_fsdp(
         _Unit.of(module, name_of, groups) for module in model.modules() if isinstance(module, FSDPModule)
     ]
     units = [unit for unit in units if unit.names]
+    if isinstance(handle.strategy.who, Dedicated):
+        raise ConfigError(
+            "FSDP2 scatters its sums over the ranks; a dedicated server has no part in that: write sharded"
+        )
     wire = Wire(replicas if replicas is not None else units[0].group)
     if wire.world == 1:
         return

@@ -16,7 +16,8 @@ from tacit.records import Recorder
 from tacit.requests import Gather, seed_of
 from tacit.stats import Stats
 from tacit.strategy import Strategy
-from tacit.transports import Wire
+from tacit.transports import Dedicated, Wire
+from tacit.transports.dedicated import leave_server, with_server
 
 
 class Attachment(Protocol):
@@ -117,6 +118,14 @@ class Handle:
         self.close()
 
 
+def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
+    """A wire over a group of tacit's own among the ranks of `parent`, and to the server where the strategy has one."""
+    wire = Wire(own_group(parent, timeout))
+    if isinstance(strategy.who, Dedicated):
+        with_server(wire, strategy.who.rank, timeout or _timeout_of(parent))
+    return wire
+
+
 def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> dist.ProcessGroup:
     """A process group with the members of `parent` that only tacit uses: the user's own collectives cannot mix with its."""
     ranks = dist.get_process_group_ranks(parent)
@@ -139,8 +148,9 @@ def _backend_name(group: dist.ProcessGroup | None) -> str | None:
 
 
 def leave_group(wire: Wire) -> None:
-    """Frees the sockets and threads of a group that `own_group` made."""
+    """Frees the sockets and threads of what `open_wire` made."""
     if dist.is_initialized():
+        leave_server(wire)
         dist.destroy_process_group(wire.group)
 
 

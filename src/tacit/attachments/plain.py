@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, own_group, switched_off
+from tacit.attachments.handle import Handle, agree, leave_group, open_wire, switched_off
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.exchange import Exchange
 from tacit.requests import Max
@@ -31,7 +31,7 @@ def attach_plain(
 ) -> None:
     if dist.get_world_size(group) == 1:
         return
-    wire = Wire(own_group(group, timeout))
+    wire = open_wire(handle.strategy, group, timeout)
     buckets = plan(parameters, groups, bucket_nbytes)
     agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
     for tensor in [*model.parameters(), *model.buffers()]:

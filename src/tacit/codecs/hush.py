@@ -28,7 +28,19 @@ from torch import Tensor
 from tacit.codecs.in_torch import COLUMNS, hush_pieces, kernels
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
-from tacit.requests import Conversation, Heard, Lanes, Payload, Sum, TableSum, Total, Traits, Turn, seed_of
+from tacit.requests import (
+    Conversation,
+    Heard,
+    Lanes,
+    Payload,
+    Sum,
+    TableSum,
+    Total,
+    Traits,
+    Turn,
+    seed_of,
+    threads_for,
+)
 
 _STRATA = 16  # the shared stream has 4 bits an element
 
@@ -118,7 +130,7 @@ class Frame:
     def norms(self, x: Tensor) -> Tensor:
         """|block| of every block."""
         out = x.new_empty(COLUMNS * len(hush_pieces(self.numel)))
-        kernels(x).hush_norms(x, out, 1)
+        kernels(x).hush_norms(x, out, threads_for(self.numel))
         return out
 
     def encode(self, x: Tensor, norms: Tensor, place: int) -> Tensor:
@@ -127,7 +139,17 @@ class Frame:
         signs, shifts = _seeds(self.seed)
         g, reach = self.grid
         kernels(x).hush_encode(
-            x, norms, signs, shifts, place, self.dither, reach, g, _cells(self.grid), out, 1
+            x,
+            norms,
+            signs,
+            shifts,
+            place,
+            self.dither,
+            reach,
+            g,
+            _cells(self.grid),
+            out,
+            threads_for(self.numel),
         )
         return out
 
@@ -140,7 +162,9 @@ class Frame:
             lanes.view(torch.uint16) if lanes.dtype == torch.int16 and lanes.device.type == "cpu" else lanes
         )
         offsets = _offsets(self.grid, self.dither, tuple(places))
-        kernels(norms).hush_decode(lanes, norms, signs, shifts, offsets, reach, g, out, 1.0, 1)
+        kernels(norms).hush_decode(
+            lanes, norms, signs, shifts, offsets, reach, g, out, 1.0, threads_for(self.numel)
+        )
         return out
 
 

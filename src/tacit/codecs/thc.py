@@ -16,7 +16,18 @@ from torch import Tensor
 from tacit.codecs.in_torch import kernels, thc_lengths
 from tacit.codecs.tables import clamp_at, stochastic_table
 from tacit.errors import ConfigError
-from tacit.requests import Conversation, Heard, Lanes, Max, TableSum, Total, Traits, Turn, seed_of
+from tacit.requests import (
+    Conversation,
+    Heard,
+    Lanes,
+    Max,
+    TableSum,
+    Total,
+    Traits,
+    Turn,
+    seed_of,
+    threads_for,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,9 @@ class Thc:
         """The packed indices of x, rotated, scaled to N(0, 1), clamped and rounded."""
         out = torch.empty(self.nbytes(x.numel()) - norms.nbytes, dtype=torch.uint8, device=x.device)
         table = torch.tensor(self.table, dtype=torch.uint8)
-        kernels(x).thc_encode(x, norms, *self._logs(), signs, noise, self.reach, table, self.bits, out, 1)
+        kernels(x).thc_encode(
+            x, norms, *self._logs(), signs, noise, self.reach, table, self.bits, out, threads_for(x.numel())
+        )
         return out
 
     def decode(self, lanes: Tensor, norms: Tensor, signs: int, count: int, numel: int) -> Tensor:
@@ -99,7 +112,17 @@ class Thc:
             lanes.view(torch.uint16) if lanes.dtype == torch.int16 and lanes.device.type == "cpu" else lanes
         )
         kernels(norms).thc_decode(
-            lanes, numel, *self._logs(), signs, norms, self.reach, g, count, out, float(count), 1
+            lanes,
+            numel,
+            *self._logs(),
+            signs,
+            norms,
+            self.reach,
+            g,
+            count,
+            out,
+            float(count),
+            threads_for(numel),
         )
         return out
 

@@ -1,10 +1,97 @@
-"""WHO tells whom: one file a schedule, each opens with its stages and bytes in closed form. Pure numpy."""
+"""WHO tells whom: one file a schedule, each opens with its stages and bytes in closed form. Pure numpy.
+
+`SCHEDULES` maps names to all-reduces, `SHAPES` to the other collectives; every entry takes (world, **options).
+"""
 
 from collections.abc import Callable
 
+from tacit.errors import ConfigError
+from tacit.schedules.all_gather import direct_all_gather, neighbour_exchange, ring_all_gather
+from tacit.schedules.all_to_all import direct_all_to_all, shift_all_to_all
+from tacit.schedules.double_tree import double_tree
+from tacit.schedules.gossip import exponential_gossip, random_gossip
+from tacit.schedules.halving_doubling import halving_doubling
+from tacit.schedules.hierarchical import hierarchical
+from tacit.schedules.own import from_data, load, to_data
+from tacit.schedules.recursive_doubling import recursive_doubling
 from tacit.schedules.ring import ring
 from tacit.schedules.schedule import Goal, Phase, Schedule, Stage
+from tacit.schedules.server import server
+from tacit.schedules.sharded import sharded
+from tacit.schedules.star import star, tree_of_stars
+from tacit.schedules.torus import torus
+from tacit.schedules.tree import tree
+from tacit.schedules.wrht import wrht, wrht_stage_count, wrht_wavelengths
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {"ring": ring}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "ring": ring,
+    "tree": tree,
+    "double_tree": double_tree,
+    "recursive_doubling": recursive_doubling,
+    "halving_doubling": halving_doubling,
+    "hierarchical": hierarchical,
+    "torus": torus,
+    "star": star,
+    "tree_of_stars": tree_of_stars,
+    "sharded": sharded,
+    "server": server,
+    "wrht": wrht,
+}
 
-__all__ = ["SCHEDULES", "Goal", "Phase", "Schedule", "Stage", "ring"]
+SHAPES: dict[str, Callable[..., Schedule]] = {
+    "ring_all_gather": ring_all_gather,
+    "neighbour_exchange": neighbour_exchange,
+    "direct_all_gather": direct_all_gather,
+    "shift_all_to_all": shift_all_to_all,
+    "direct_all_to_all": direct_all_to_all,
+    "exponential_gossip": exponential_gossip,
+    "random_gossip": random_gossip,
+}
+
+
+def build(name: str, world: int, **options: object) -> Schedule:
+    """The schedule or shape called `name`; a name or an option that does not exist gets one sentence."""
+    every = SCHEDULES | SHAPES
+    if name not in every:
+        raise ConfigError(f"no schedule is called {name!r}; take one of {', '.join(every)}")
+    known = (every[name].__kwdefaults__ or {}).keys()
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        way = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise ConfigError(f"{name}: no option is called {unknown[0]!r}; {way}")
+    return every[name](world, **options)
+
+
+__all__ = [
+    "SCHEDULES",
+    "SHAPES",
+    "Goal",
+    "Phase",
+    "Schedule",
+    "Stage",
+    "build",
+    "direct_all_gather",
+    "direct_all_to_all",
+    "double_tree",
+    "exponential_gossip",
+    "from_data",
+    "halving_doubling",
+    "hierarchical",
+    "load",
+    "neighbour_exchange",
+    "random_gossip",
+    "recursive_doubling",
+    "ring",
+    "ring_all_gather",
+    "server",
+    "sharded",
+    "shift_all_to_all",
+    "star",
+    "to_data",
+    "torus",
+    "tree",
+    "tree_of_stars",
+    "wrht",
+    "wrht_stage_count",
+    "wrht_wavelengths",
+]

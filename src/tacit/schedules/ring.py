@@ -12,7 +12,7 @@ from tacit.schedules.schedule import Phase, Schedule, Stage, check_world
 
 
 def ring(world: int) -> Schedule:
-    check_world(world, "ring")
+    world = check_world(world, "ring")
     rank = np.arange(world)
     after = (rank + 1) % world
     turns = [Stage.of(rank, after, chunk=rank, add=True), Stage.of(rank, after, chunk=after)]

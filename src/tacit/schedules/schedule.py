@@ -6,13 +6,14 @@
     phase:                  `times` stages alike: same sources, destinations and sizes; only the chunks move on
 
 Nodes 0 .. world-1 are ranks; nodes from `world` on are aggregators: they contribute nothing and need not end with anything.
+A node holds zeros where it has nothing yet: adding to nothing is the same as copying.
 Within a stage a node adds what it receives and what it holds in the order of the sources, its own place among them: so all
 ranks that add the same numbers in one stage get the same bits.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -117,7 +118,51 @@ class Schedule:
         verify(self)
 
 
-def check_world(world: int, name: str, least: int = 1) -> None:
-    """Refuses a world that no schedule can serve."""
-    if not isinstance(world, int | np.integer) or world < least:
-        raise ConfigError(f"{name}: {world} ranks; give {least} or more")
+def backwards(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """`phases` from the last stage to the first, every transfer turned round and added.
+
+    What spreads (every rank gets every chunk once, by copies) gathers when run backwards: a broadcast becomes a reduction,
+    an all-gather a reduce-scatter. So most schedules here are `backwards(spread) + spread`.
+    """
+    add = np.broadcast_to(np.True_, max((len(phase.stage) for phase in phases), default=0))
+    turned = []
+    for phase in reversed(phases):
+        s = phase.at(phase.times - 1)
+        stage = Stage(s.dst, s.src, s.chunk, s.count, add[: len(s)])
+        turned.append(Phase(stage, phase.times, -phase.stride, phase.span, phase.first))
+    return tuple(turned)
+
+
+def check_world(world: int, name: str, least: int = 1) -> int:
+    """`world` as a plain int; refuses one that no schedule can serve."""
+    if not is_whole(world) or world < least:
+        raise ConfigError(f"{name}: world={world!r}: give a whole number of ranks, {least} or more")
+    return int(world)
+
+
+def check_option(name: str, option: str, value: object, least: int, most: int | None = None) -> int:
+    """The option's value as a plain int; refuses what is no whole number from `least` to `most`."""
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        limit = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name}: {option}={value!r}: give a whole number, {limit}")
+    return int(value)
+
+
+def check_written_out(world: int, name: str, most: int, instead: str) -> None:
+    """Refuses a world whose transfers would not fit: some shapes grow with its square, and have no symmetry to count by."""
+    if world > most:
+        raise ConfigError(
+            f"{name}: {world} ranks are too many to write out every transfer; the limit is {most}: {instead}"
+        )
+
+
+def all_pairs(nodes: int, name: str, instead: str) -> tuple[Ints, Ints]:
+    """Every ordered pair of two different nodes, by source: one stage of them is as far as enumeration goes."""
+    check_written_out(nodes, name, 2048, instead)
+    src, dst = np.divmod(np.arange(nodes * nodes), nodes)
+    return src[src != dst], dst[src != dst]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether `value` is an integer; True and 2.0 are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,166 +1,272 @@
 """The proof that a schedule does what it says: every contribution, at every rank, exactly once.
 
-What a node holds of a chunk is a set of contributors, one bit a rank. Adding two sets that share a bit counts somebody
-twice: the result is tainted, and a taint that reaches the end is a fault. Chunks never mix, so they are proven in blocks,
-which bounds the memory: O(nodes x world / 8) bytes a chunk.
+What a node holds of a chunk is a set of contributors, one bit a rank (all-gather and all-to-all have one contributor a chunk:
+one byte). Adding two sets that share a bit counts somebody twice: the result is tainted, for good unless a copy overwrites
+it, and a taint that reaches the end is a fault. Chunks never mix and contributors never mix, so both are proven in blocks,
+which bounds the memory. Only when a fault is found is its chunk replayed, transfer by transfer, to say where it came from.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tacit.errors import ScheduleError
-from tacit.schedules.schedule import Ints, Schedule, Stage
+from tacit.schedules.schedule import Goal, Ints, Schedule, Stage
 
-_BLOCK_NBYTES = 256 * 2**20
-Bits = NDArray[np.uint64]
+_BLOCK_NBYTES = 128 * 2**20
+Bits = NDArray[np.unsignedinteger[Any]]
+Bools = NDArray[np.bool_]
+_Event = tuple[int, str, int]  # stage, transfer, and a number
 
 
 def verify(schedule: Schedule) -> None:
     """Raises ScheduleError naming the fault unless `schedule` reaches its goal exactly. O(transfers x world / 64)."""
-    for number, phase in enumerate(schedule.phases):
-        _check_form(schedule, phase.stage, f"phase {number}")
-        if phase.times > 1:
-            _check_form(schedule, phase.at(phase.times - 1), f"phase {number}")
+    check_form(schedule)
     if schedule.goal == "meet":
         return _check_pairs(schedule)
-    words = -(-schedule.world // 64)
-    block = max(1, _BLOCK_NBYTES // max(1, schedule.nodes * words * 8))
-    for low in range(0, schedule.chunks, block):
-        _check_chunks(schedule, low, min(schedule.chunks, low + block), words)
+    for block in _blocks(schedule):
+        _check_block(schedule, block)
     return None
 
 
-def _check_form(schedule: Schedule, stage: Stage, where: str) -> None:
-    nodes, chunks = schedule.nodes, schedule.chunks
-    faults = [
-        (
-            (stage.src < 0) | (stage.src >= nodes) | (stage.dst < 0) | (stage.dst >= nodes),
-            f"names a node outside 0..{nodes - 1}",
-        ),
-        (stage.src == stage.dst, "sends to itself"),
-        (
-            (stage.chunk < 0) | (stage.count < 1) | (stage.chunk + stage.count > chunks),
-            f"names chunks outside 0..{chunks - 1}",
-        ),
-    ]
-    for wrong, fault in faults:
+def check_form(schedule: Schedule) -> None:
+    """Raises ScheduleError unless every transfer names nodes and chunks that exist, and the goal fits the chunks."""
+    world, needed = schedule.world, {"gather": schedule.world, "exchange": schedule.world**2}
+    if schedule.goal not in get_args(Goal):
+        raise ScheduleError(
+            f"{schedule.name}: no goal is called {schedule.goal!r}; {', '.join(get_args(Goal))} are"
+        )
+    if schedule.chunks != needed.get(schedule.goal, schedule.chunks) or schedule.chunks < 1 or world < 1:
+        wanted = needed.get(schedule.goal, "1 or more")
+        raise ScheduleError(
+            f"{schedule.name}: {schedule.chunks} chunks; {schedule.goal} among {world} ranks needs {wanted}"
+        )
+    number = 0
+    for phase in schedule.phases:
+        _check_nodes(schedule, phase.stage, number)
+        for k in range(phase.times):
+            _check_range(schedule, phase.at(k), number + k)
+        number += phase.times
+
+
+def _check_nodes(schedule: Schedule, stage: Stage, number: int) -> None:
+    src, dst, nodes = stage.src, stage.dst, schedule.nodes
+    outside = (src < 0) | (src >= nodes) | (dst < 0) | (dst >= nodes)
+    for wrong, fault in ((outside, f"names a node outside 0..{nodes - 1}"), (src == dst, "sends to itself")):
         if wrong.any():
-            i = int(wrong.argmax())
-            raise ScheduleError(f"{schedule.name}: {where}: the transfer {_text(stage, i)} {fault}")
+            text = _text(stage, int(wrong.argmax()))
+            raise ScheduleError(f"{schedule.name}: stage {number}: the transfer {text} {fault}")
 
 
-def _check_chunks(schedule: Schedule, low: int, high: int, words: int) -> None:
-    held, tainted = _start(schedule, low, high, words), np.zeros((schedule.nodes, high - low), bool)
+def _check_range(schedule: Schedule, stage: Stage, number: int) -> None:
+    last = stage.chunk + stage.count
+    if len(stage) == 0 or (
+        stage.chunk.min() >= 0 and stage.count.min() >= 1 and last.max() <= schedule.chunks
+    ):
+        return
+    wrong = (stage.chunk < 0) | (stage.count < 1) | (last > schedule.chunks)
+    text, limit = _text(stage, int(wrong.argmax())), schedule.chunks - 1
+    raise ScheduleError(
+        f"{schedule.name}: stage {number}: the transfer {text} names chunks outside 0..{limit}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Chunks low..high; of the sum, the contributors of words first..last."""
+
+    low: int
+    high: int
+    first: int = 0
+    last: int = 1
+
+
+def _blocks(schedule: Schedule) -> Iterator[_Block]:
+    words, nbytes = (-(-schedule.world // 64), 8) if schedule.goal == "sum" else (1, 1)
+    some = min(words, max(1, _BLOCK_NBYTES // (schedule.nodes * nbytes)))
+    width = max(1, _BLOCK_NBYTES // (schedule.nodes * nbytes * some))
+    for low in range(0, schedule.chunks, width):
+        for first in range(0, words, some):
+            yield _Block(low, min(schedule.chunks, low + width), first, min(words, first + some))
+
+
+def _check_block(schedule: Schedule, block: _Block) -> None:
+    """Runs the schedule on sets: row node x width + chunk of `held` is what the node holds of the chunk."""
+    width = block.high - block.low
+    held, tainted = _start(schedule, block), np.zeros(schedule.nodes * width, bool)
     for number, stage in enumerate(schedule.stages()):
-        src, dst, chunk, add = _expand(stage, low, high)
-        if len(src):
-            _apply(schedule, held, tainted, (src, dst, chunk, add), f"stage {number}", low)
-    _check_end(schedule, held, tainted, low)
+        which, chunk = _expand(stage, block)
+        if len(which) == 0:
+            continue
+        src, dst, add = stage.src[which] * width + chunk, stage.dst[which] * width + chunk, stage.add[which]
+        if np.diff(np.sort(dst)).all():
+            _apply_single(held, tainted, src, dst, add)
+        else:
+            order = np.argsort(dst, kind="stable")
+            starts = np.flatnonzero(np.diff(dst[order], prepend=-1))
+            _check_mixed(schedule, stage, number, which[order], starts, chunk[order] + block.low)
+            _apply_many(held, tainted, src[order], dst[order][starts], add[order][starts], starts)
+    _check_end(schedule, held, tainted, block)
 
 
-def _expand(stage: Stage, low: int, high: int) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-    """The stage's transfers inside chunks low..high, one entry a chunk, by destination, chunk and source."""
-    first, last = np.maximum(stage.chunk, low), np.minimum(stage.chunk + stage.count, high)
+def _start(schedule: Schedule, block: _Block) -> Bits:
+    width, world = block.high - block.low, schedule.world
+    if schedule.goal == "sum":
+        held = np.zeros((schedule.nodes * width, block.last - block.first), np.uint64)
+        rank = np.arange(64 * block.first, min(world, 64 * block.last))
+        rows = held[: world * width].reshape(world, width, -1)
+        rows[rank, :, rank // 64 - block.first] = (np.uint64(1) << (rank % 64).astype(np.uint64))[:, None]
+        return held
+    alone = np.zeros((schedule.nodes * width, 1), np.uint8)
+    chunk = np.arange(block.low, block.high)
+    owner = chunk // world if schedule.goal == "exchange" else chunk
+    alone[owner * width + chunk - block.low] = 1
+    return alone
+
+
+def _expand(stage: Stage, block: _Block) -> tuple[Ints, Ints]:
+    """Which transfers carry chunks of the block, one entry a chunk, and the chunk, counted from the block's first."""
+    first, last = np.maximum(stage.chunk, block.low), np.minimum(stage.chunk + stage.count, block.high)
     count = np.maximum(last - first, 0)
     which = np.repeat(np.arange(len(stage)), count)
-    chunk = first[which] - low + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    order = np.lexsort((stage.src[which], chunk, stage.dst[which]))
-    which = which[order]
-    return stage.src[which], stage.dst[which], chunk[order], stage.add[which]
+    return which, first[which] - block.low + np.arange(len(which)) - np.repeat(
+        np.cumsum(count) - count, count
+    )
 
 
-def _apply(
-    schedule: Schedule,
-    held: Bits,
-    tainted: NDArray[np.bool_],
-    sent: tuple[Ints, Ints, Ints, NDArray[np.bool_]],
-    where: str,
-    low: int,
+def _apply_single(held: Bits, tainted: Bools, src: Ints, dst: Ints, add: Bools) -> None:
+    """A stage in which nobody receives a chunk twice."""
+    values, marks = held[src], tainted[src]
+    if add.any():
+        own = held[dst] if add.all() else np.where(add[:, None], held[dst], 0).astype(held.dtype)
+        marks |= (own & values).any(axis=1) | (tainted[dst] & add)
+        values |= own
+    held[dst], tainted[dst] = values, marks
+
+
+def _apply_many(held: Bits, tainted: Bools, src: Ints, dst: Ints, add: Bools, starts: Ints) -> None:
+    """A stage in which some receive a chunk from several: groups of `src` from `starts` on go to `dst`."""
+    values = held[src]
+    union, counted = np.bitwise_or.reduceat(values, starts), np.add.reduceat(_ones(values), starts)
+    marked = np.logical_or.reduceat(tainted[src], starts)
+    own = held[dst[add]]
+    union[add] |= own
+    counted[add] += _ones(own)
+    marked[add] |= tainted[dst[add]]
+    held[dst], tainted[dst] = union, marked | (counted != _ones(union))
+
+
+def _check_mixed(
+    schedule: Schedule, stage: Stage, number: int, which: Ints, starts: Ints, chunk: Ints
 ) -> None:
-    src, dst, chunk, add = sent
-    starts = np.flatnonzero(np.r_[True, (dst[1:] != dst[:-1]) | (chunk[1:] != chunk[:-1])])
-    sizes = np.diff(np.r_[starts, len(src)])
-    mixed = (sizes > 1) & ~np.logical_and.reduceat(add, starts)
+    sizes = np.diff(starts, append=len(which))
+    mixed = (sizes > 1) & ~np.logical_and.reduceat(stage.add[which], starts)
     if mixed.any():
         i = int(starts[mixed.argmax()])
         raise ScheduleError(
-            f"{schedule.name}: {where}: rank {dst[i]} receives chunk {chunk[i] + low} more than once, and not only to add: the order would decide"
+            f"{schedule.name}: stage {number}: node {stage.dst[which[i]]} receives chunk {chunk[i]} more than once, and not only to add, so the order would decide: {_text(stage, int(which[i]))}, {_text(stage, int(which[i + 1]))}"
         )
-    values, marks = held[src, chunk], tainted[src, chunk]
-    to, at, adds = dst[starts], chunk[starts], add[starts]
-    union, counted = np.bitwise_or.reduceat(values, starts), np.add.reduceat(_ones(values), starts)
-    marked = np.logical_or.reduceat(marks, starts)
-    union[adds] |= held[to[adds], at[adds]]
-    counted[adds] += _ones(held[to[adds], at[adds]])
-    marked[adds] |= tainted[to[adds], at[adds]]
-    held[to, at], tainted[to, at] = union, marked | (counted != _ones(union))
 
 
 def _ones(bits: Bits) -> Ints:
-    return np.asarray(_popcount(bits).sum(axis=-1, dtype=np.int64))
-
-
-def _popcount(bits: Bits) -> NDArray[np.uint8]:
     if hasattr(np, "bitwise_count"):
-        return np.asarray(np.bitwise_count(bits), np.uint8)
-    single = np.unpackbits(bits.view(np.uint8), axis=-1).reshape(*bits.shape, 64)  # numpy 1.26
-    return np.asarray(single.sum(-1, dtype=np.uint8))
+        return np.asarray(np.bitwise_count(bits).sum(axis=1, dtype=np.int64))
+    return np.asarray(np.unpackbits(bits.view(np.uint8), axis=1).sum(axis=1, dtype=np.int64))  # numpy 1.26
 
 
-def _start(schedule: Schedule, low: int, high: int, words: int) -> Bits:
-    held = np.zeros((schedule.nodes, high - low, words), np.uint64)
-    rank = np.arange(schedule.world)
-    bit = np.uint64(1) << (rank % 64).astype(np.uint64)
+def _check_end(schedule: Schedule, held: Bits, tainted: Bools, block: _Block) -> None:
+    """Compares what every rank holds with the goal, and explains the first difference."""
+    world, width = schedule.world, block.high - block.low
+    wanted = np.ones(1, np.uint8)
     if schedule.goal == "sum":
-        held[rank, :, rank // 64] = bit[:, None]
-        return held
-    chunk = np.arange(low, high)
-    owner = chunk // schedule.world if schedule.goal == "exchange" else chunk
-    held[owner, chunk - low, owner // 64] = bit[owner]
-    return held
+        rank = np.arange(64 * block.first, min(world, 64 * block.last))
+        wanted = np.bitwise_or.reduceat(
+            np.uint64(1) << (rank % 64).astype(np.uint64), np.arange(0, len(rank), 64)
+        )
+    rows: slice | Ints = slice(0, world * width)
+    if schedule.goal == "exchange":  # only the destination must hold it
+        chunk = np.arange(block.low, block.high)
+        rows = chunk % world * width + chunk - block.low
+    wrong = tainted[rows] | (held[rows] != wanted).any(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax() if isinstance(rows, slice) else rows[wrong.argmax()])
+        raise ScheduleError(f"{schedule.name}: {_explain(schedule, row // width, row % width + block.low)}")
 
 
-def _check_end(schedule: Schedule, held: Bits, tainted: NDArray[np.bool_], low: int) -> None:
-    """Compares what every rank holds with the goal, and names the first difference."""
-    world, width = schedule.world, held.shape[1]
-    chunk = np.arange(low, low + width)
-    if schedule.goal == "sum":
-        wanted = np.zeros((1, 1, held.shape[2]), np.uint64)
-        for rank in range(world):
-            wanted[0, 0, rank // 64] |= np.uint64(1) << np.uint64(rank % 64)
-        where = np.ones((world, width), bool)
-    else:
-        owner = chunk // world if schedule.goal == "exchange" else chunk
-        wanted = np.zeros((1, width, held.shape[2]), np.uint64)
-        wanted[0, np.arange(width), owner // 64] = np.uint64(1) << (owner % 64).astype(np.uint64)
-        where = np.ones((world, width), bool)
-        if schedule.goal == "exchange":
-            where = chunk[None, :] % world == np.arange(world)[:, None]
-    wrong = where & (tainted[:world] | (held[:world] != wanted).any(axis=-1))
-    if not wrong.any():
-        return
-    rank, at = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-    names = np.broadcast_to(wanted, (1, width, held.shape[2]))[0, at] & ~held[rank, at]
-    missing = [r for r in range(world) if names[r // 64] >> np.uint64(r % 64) & np.uint64(1)]
-    fault = f"lacks the contribution of rank {missing[0]}" if missing else "has a contribution twice"
-    more = f" ({int(wrong.sum())} such faults)" if wrong.sum() > 1 else ""
-    raise ScheduleError(f"{schedule.name}: rank {rank} ends with chunk {at + low} that {fault}{more}")
+def _explain(schedule: Schedule, rank: int, chunk: int) -> str:
+    """Replays one chunk, transfer by transfer, and says what is wrong with it at `rank` and since when."""
+    owner = {"gather": chunk, "exchange": chunk // schedule.world}.get(schedule.goal)
+    held = [1 << r if r < schedule.world and owner in (None, r) else 0 for r in range(schedule.nodes)]
+    twice: dict[int, _Event] = {}  # by node, its first double count; with the contributor
+    heard: list[_Event] = []  # all that `rank` receives; with what it held before
+    for number, stage in enumerate(schedule.stages()):
+        carry = np.flatnonzero((stage.chunk <= chunk) & (chunk < stage.chunk + stage.count)).tolist()
+        before = {node: held[node] for i in carry for node in (int(stage.src[i]), int(stage.dst[i]))}
+        marks, touched = dict(twice), set()
+        for i in carry:
+            src, dst, text = int(stage.src[i]), int(stage.dst[i]), _text(stage, i)
+            if dst not in touched and not stage.add[i]:
+                held[dst] = 0
+                twice.pop(dst, None)
+            touched.add(dst)
+            both = held[dst] & before[src]
+            found = [marks[src]] if src in marks else []
+            found += [(number, text, (both & -both).bit_length() - 1)] if both else []
+            found += [twice[dst]] if dst in twice else []
+            if found:
+                twice[dst] = min(found)
+            held[dst] |= before[src]
+            if dst == rank:
+                heard.append((number, text, before[rank]))
+    wanted = (1 << schedule.world) - 1 if owner is None else 1 << owner
+    missing = wanted & ~held[rank]
+    faults = []
+    if missing:
+        faults.append(f"lacks the contribution of rank {_named(missing)}: {_why(heard, missing & -missing)}")
+    if rank in twice:
+        number, text, whom = twice[rank]
+        faults.append(f"counts rank {whom} twice, first in stage {number} by the transfer {text}")
+    return f"rank {rank} ends with chunk {chunk} that {'; it also '.join(faults)}"
+
+
+def _named(missing: int) -> str:
+    first, others = (missing & -missing).bit_length() - 1, missing.bit_count() - 1
+    return f"{first} and {others} more" if others else str(first)
+
+
+def _why(heard: list[_Event], bit: int) -> str:
+    lost = [(number, text) for number, text, before in heard if before & bit]
+    if lost:
+        return f"it was overwritten in stage {lost[-1][0]} by the transfer {lost[-1][1]}"
+    if heard:
+        return f"the last transfer of the chunk to it, {heard[-1][1]} in stage {heard[-1][0]}, comes without"
+    return "no transfer brings it the chunk"
 
 
 def _check_pairs(schedule: Schedule) -> None:
+    """Every transfer of a stage must have its answer, and no rank may meet two."""
     for number, stage in enumerate(schedule.stages()):
         partner = np.full(schedule.nodes, -1)
-        partner[stage.src] = stage.dst
-        once = len(np.unique(stage.src)) == len(stage) == len(np.unique(stage.dst))
-        if (
-            not once
-            or not (partner[stage.dst] == stage.src).all()
-            or not stage.add.all()
-            or (stage.count != schedule.chunks).any()
-        ):
-            raise ScheduleError(
-                f"{schedule.name}: stage {number} is not a matching: every pair must send each other everything, once"
-            )
+        partner[stage.dst] = stage.src
+        faults = (
+            (stage.src >= schedule.world, "comes from an aggregator, which cannot meet"),
+            ((stage.count != schedule.chunks) | ~stage.add, f"must add all {schedule.chunks} chunks"),
+            (partner[stage.src] != stage.dst, "has no answer, or one of the two meets somebody else as well"),
+            (partner[stage.dst] != stage.src, "is one of several to the same rank"),
+            (
+                np.bincount(stage.src, minlength=schedule.nodes)[stage.src] > 1,
+                "is one of several from the same rank",
+            ),
+        )
+        for wrong, fault in faults:
+            if wrong.any():
+                text = _text(stage, int(wrong.argmax()))
+                raise ScheduleError(
+                    f"{schedule.name}: stage {number} is not a matching: the transfer {text} {fault}"
+                )
 
 
 def _text(stage: Stage, i: int) -> str:

@@ -1,10 +1,20 @@
 """HOW bytes move: the process group's transfers, and the schemes that answer a codec's requests with them."""
 
+from collections.abc import Callable
+
 from tacit.transports.allreduce import AllReduce
+from tacit.transports.dedicated import Dedicated, serve
 from tacit.transports.process_group import Scheme, Wire
+from tacit.transports.scheduled import Scheduled, schemes
 from tacit.transports.server import Server
 from tacit.transports.sharded import Sharded
 
-SCHEMES: dict[str, type[Scheme]] = {"allreduce": AllReduce, "sharded": Sharded, "server": Server}
+SCHEMES: dict[str, Callable[..., Scheme]] = {
+    "allreduce": AllReduce,
+    "sharded": Sharded,
+    "server": Server,
+    "dedicated": Dedicated,
+    **schemes(),
+}
 
-__all__ = ["SCHEMES", "AllReduce", "Scheme", "Server", "Sharded", "Wire"]
+__all__ = ["SCHEMES", "AllReduce", "Dedicated", "Scheduled", "Scheme", "Server", "Sharded", "Wire", "serve"]

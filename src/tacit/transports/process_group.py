@@ -36,6 +36,7 @@ class Wire:
 
     group: dist.ProcessGroup
     sent_nbytes: int = 0
+    outside: object = None  # the way to a server that is none of the ranks, see dedicated.py
     rank: int = field(init=False)
     world: int = field(init=False)
     _token: Tensor = field(init=False)
@@ -127,6 +128,20 @@ class Wire:
         with self._moving():
             received = self._pairwise(raw, nbytes) if paced else self._at_once(raw, nbytes)
         return [part.view(dtype) for part in received]
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Point to point, (rank, contiguous tensor) each, all at the same time; returns when all have left and arrived.
+
+        Several between one pair of ranks are matched in the order given. Both sides know the lengths: empty ones do
+        not travel.
+        """
+        ways = ((dist.irecv, receives), (dist.isend, sends))
+        raw = [(op, rank, t.view(torch.uint8)) for op, side in ways for rank, t in side if t.numel()]
+        if raw:
+            with self._moving():
+                batch = [dist.P2POp(op, t, group=self.group, group_peer=rank) for op, rank, t in raw]
+                _wait(dist.batch_isend_irecv(batch))
+        self.sent_nbytes += sum(t.numel() for op, _, t in raw if op is dist.isend)
 
     def _is_gloo(self, device: torch.device) -> bool:
         return bool(self.group._get_backend(device).name() == "gloo")
