@@ -9,7 +9,8 @@ cannot work is refused when the strategy is built or attached, not on step 4000.
 
 import ast
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from tacit.requests import Codec
 from tacit.rounds import ROUNDS, EveryStep
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
 
+Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
+_BETWEEN = re.compile(r"/(?![^(]*\))")  # a slash between parts, not one in an option: braid(levels='5/2 */7')
 _SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / sharded'"
 
 
@@ -47,7 +50,7 @@ class Strategy:
         """The strategy that `text` describes."""
         if isinstance(text, cls):
             return text
-        parts = [part.strip() for part in str(text).split("/")]
+        parts = [part.strip() for part in _BETWEEN.split(str(text))]
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
         when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or parts[0] in ROUNDS else EveryStep()
@@ -71,7 +74,7 @@ def parse_codec(text: str) -> Codec:
     return codec
 
 
-def _build(text: str, known: Mapping[str, type], kind: str) -> Any:
+def _build(text: str, known: Mapping[str, Maker], kind: str) -> Any:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError) as cause:
@@ -81,7 +84,7 @@ def _build(text: str, known: Mapping[str, type], kind: str) -> Any:
     return _value(tree, text, known, kind)
 
 
-def _value(node: ast.expr, text: str, known: Mapping[str, type], kind: str) -> Any:
+def _value(node: ast.expr, text: str, known: Mapping[str, Maker], kind: str) -> Any:
     """What a piece of strategy text stands for: a known name, with options if it is called, or a plain value."""
     if isinstance(node, ast.Name):
         return _make(_look_up(node.id, known, kind), [], {}, text, kind)
@@ -102,7 +105,7 @@ def _option(node: ast.expr, text: str, kind: str) -> Any:
         raise ConfigError(f"{kind} {text!r}: {ast.unparse(node)!r} is no plain value") from cause
 
 
-def _look_up(name: str, known: Mapping[str, type], kind: str) -> type:
+def _look_up(name: str, known: Mapping[str, Maker], kind: str) -> Maker:
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
@@ -110,7 +113,7 @@ def _look_up(name: str, known: Mapping[str, type], kind: str) -> type:
     raise ConfigError(f"unknown {kind} {name!r}; {hint}known are {', '.join(known)}")
 
 
-def _make(maker: type, args: list[Any], options: dict[str, Any], text: str, kind: str) -> Any:
+def _make(maker: Maker, args: list[Any], options: dict[str, Any], text: str, kind: str) -> Any:
     try:
         made = maker(*args, **options)
     except TypeError as cause:

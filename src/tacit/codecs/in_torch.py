@@ -5,6 +5,7 @@ Shared randomness comes from a counter-based generator: 32 bits for (seed, index
 """
 
 import sys
+from collections import Counter
 from math import sqrt
 from typing import Any
 
@@ -139,7 +140,7 @@ def hush_pieces(numel: int) -> list[int]:
 
 def _segments(flat: Tensor, rows: list[int]) -> list[Tensor]:
     """`flat`, in the order of pieces, as (batch, rows, columns) for each run of equal pieces."""
-    counts = {size: rows.count(size) for size in rows}
+    counts = Counter(rows)
     parts = flat.split([size * count * COLUMNS for size, count in counts.items()])
     return [part.view(-1, size, COLUMNS) for part, size in zip(parts, counts, strict=True)]
 
@@ -228,7 +229,7 @@ def thc_encode(
     if not x.numel():
         return
     lengths, t, levels = thc_lengths(x.numel(), 2**slice_log2), _f32(t_p), table.to(x.device).long()
-    g = int(levels[-1])
+    g = int(table[-1])
     flat = _flip(pad(x, (0, sum(lengths) - x.numel())), sign_seed)  # only the last slice is padded
     z = []
     for part, length, norm in zip(flat.split(lengths), lengths, norms, strict=True):

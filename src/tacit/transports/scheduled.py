@@ -35,6 +35,13 @@ Options = tuple[tuple[str, Any], ...]
 # The schemes of these names decode where they add and serve every codec; the schedules add payloads as they stand.
 _WRITTEN = {"sharded": "sharded_schedule", "server": "server_schedule"}
 _MOST_RANKS = 2**20
+_UNFIT = (
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)  # a word where a number is needed
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -328,11 +335,6 @@ def _check_some_world(scheme: Scheduled) -> None:
             return
         except ConfigError as error:
             refused = error
-        except (
-            ArithmeticError,
-            MemoryError,
-            TypeError,
-            ValueError,
-        ) as cause:  # a word where a number is needed
+        except _UNFIT as cause:
             raise ConfigError(f"{scheme} does not fit its options: {cause}") from cause
     raise refused

@@ -1,0 +1,116 @@
+"""A model's own step as a workload: how long each layer takes, and in which order its gradients come."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import ConfigError
+from tacit.sim.workloads import Layer, Workload
+
+
+def record_workload(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    name: str = "",
+    repeats: int = 5,
+    clock: Callable[[], float] = perf_counter,
+) -> Workload:
+    """`model(*inputs)` and its backward pass, timed by hooks: the medians of `repeats` steps after one to warm up.
+
+    A module with parameters of its own is a layer. What runs between two layers counts to the later one, so the layers add up
+    to the whole step. `loss` makes a scalar of the output (by default the mean of it, or of its first tensor). Parameters and
+    gradients stay as they were; buffers such as running means move on. On an accelerator every layer waits for it.
+    """
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats}: record 1 step or more")
+    layers = _layers(model)
+    if not layers:
+        raise ConfigError(
+            f"{name or type(model).__name__} has no trainable parameter; there is nothing to exchange"
+        )
+    kept = [(p, p.grad) for p in model.parameters()]
+    try:
+        steps = [_step(model, layers, inputs, loss or _mean, clock) for _ in range(repeats + 1)][1:]
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad
+    forward = {n: median(step[0].get(n, 0.0) for step in steps) for n in layers}
+    backward = {n: median(step[1].get(n, 0.0) for step in steps) for n in layers}
+    order = [n for n in reversed(steps[0][1]) if n in layers]
+    silent = [n for n in layers if n not in order]  # no gradient came: not used in this forward pass
+    found = [
+        Layer(n, sum(p.numel() for p in layers[n][1]), forward[n], backward[n]) for n in (*order, *silent)
+    ]
+    device = next(model.parameters()).device
+    return Workload(
+        name or type(model).__name__, tuple(found), f"recorded: median of {repeats} steps on {device}"
+    )
+
+
+def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]]]:
+    """Modules with trainable parameters of their own; a shared one belongs to the first."""
+    seen: set[int] = set()
+    found = {}
+    for path, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, own))
+        if own:
+            found[path or type(model).__name__] = (module, own)
+    return found
+
+
+def _step(
+    model: nn.Module,
+    layers: dict[str, tuple[nn.Module, list[nn.Parameter]]],
+    inputs: Sequence[Any],
+    loss: Callable[[Any], Tensor],
+    clock: Callable[[], float],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of every layer, forward and backward, in the order in which they ended."""
+    last_s = 0.0
+
+    def end(into: dict[str, float], name: str) -> None:
+        nonlocal last_s
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        now_s = clock()
+        spent_s = (
+            into.pop(name, 0.0) + now_s - last_s
+        )  # a layer with several parameters ends with the last of them
+        into[name], last_s = spent_s, now_s
+
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    with ExitStack() as hooks:
+        for name, (module, parameters) in layers.items():
+            hook = module.register_forward_hook(lambda *_, name=name: end(forward, name))
+            hooks.callback(hook.remove)
+            for parameter in parameters:
+                hook = parameter.register_post_accumulate_grad_hook(lambda _, name=name: end(backward, name))
+                hooks.callback(hook.remove)
+        for parameter in model.parameters():
+            parameter.grad = None
+        last_s = clock()
+        value = loss(model(*inputs))
+        if forward:
+            end(forward, next(reversed(forward)))  # what comes after the last layer, the loss too
+        last_s = clock()
+        value.backward()
+    return forward, backward
+
+
+def _mean(output: Any) -> Tensor:
+    while not isinstance(output, Tensor):
+        if not isinstance(output, list | tuple | dict) or not output:
+            raise ConfigError(
+                f"the model returns {type(output).__name__}; give loss=, which makes a scalar of it"
+            )
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    return output.float().mean()
