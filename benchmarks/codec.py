@@ -110,10 +110,11 @@ def _time(call: Callable[[], object], times: int) -> float:
 
 def _time_less_call(call: Callable[[], object], empty: Callable[[], object] | None, times: int) -> float:
     """Seconds a call, less an empty one measured right beside it, in short turns: a busy machine slows both alike."""
-    if empty is None or times < 100:
+    if empty is None:
         return _time(call, times)
-    turns = [(_time(call, times // 20), _time(empty, times // 20)) for _ in range(20)]
-    return min(t for t, _ in turns) - min(t for _, t in turns)
+    turns = min(20, times)
+    pairs = [(_time(call, times // turns), _time(empty, times // turns)) for _ in range(turns)]
+    return min(t for t, _ in pairs) - min(t for _, t in pairs)
 
 
 def measure(log2: int, rounds: int) -> list[dict[str, object]]:
