@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tacit.errors import ConfigError
 from tacit.schedules.all_gather import direct_all_gather, neighbour_exchange, ring_all_gather
 from tacit.schedules.all_to_all import direct_all_to_all, shift_all_to_all
+from tacit.schedules.braid import braid
 from tacit.schedules.double_tree import double_tree
 from tacit.schedules.gossip import exponential_gossip, random_gossip
 from tacit.schedules.halving_doubling import halving_doubling
@@ -21,6 +22,7 @@ from tacit.schedules.sharded import sharded
 from tacit.schedules.star import star, tree_of_stars
 from tacit.schedules.torus import torus
 from tacit.schedules.tree import tree
+from tacit.schedules.two_way_ring import two_way_ring
 from tacit.schedules.wrht import wrht, wrht_stage_count, wrht_wavelengths
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -35,7 +37,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "tree_of_stars": tree_of_stars,
     "sharded": sharded,
     "server": server,
+    "two_way_ring": two_way_ring,
     "wrht": wrht,
+    "braid": braid,
 }
 
 SHAPES: dict[str, Callable[..., Schedule]] = {
@@ -69,6 +73,7 @@ __all__ = [
     "Phase",
     "Schedule",
     "Stage",
+    "braid",
     "build",
     "direct_all_gather",
     "direct_all_to_all",
@@ -91,6 +96,7 @@ __all__ = [
     "torus",
     "tree",
     "tree_of_stars",
+    "two_way_ring",
     "wrht",
     "wrht_stage_count",
     "wrht_wavelengths",

@@ -26,7 +26,7 @@ right, 0 in the middle gap): different nodes have different z, and the cheapest 
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import comb, log2, prod
+from math import comb, log2
 from typing import Any
 
 import numpy as np
@@ -38,21 +38,22 @@ from tacit.schedules.schedule import Ints, Phase, Schedule, Stage, backwards, ch
 Bools = NDArray[np.bool_]
 Pair = tuple[Ints, Ints]
 _MOST_TRANSFERS = 20_000_000
+_MOST_DEPTH = 900  # the tree is built by recursion
 
 
 def braid(world: int, *, levels: str | None = None, strands: int | None = None) -> Schedule:
-    check_world(world, "braid")
+    world = check_world(world, "braid")
     text = default_levels(world) if levels is None else levels
     parsed = parse_levels(text)
     cut = min(world, 64) if strands is None else strands
-    check_option("braid", "strands", cut, least=1)
+    cut = check_option("braid", "strands", cut, least=1)
     if world * cut > _MOST_TRANSFERS:
         raise ConfigError(
             f"braid: {cut} strands of {world} ranks are too many transfers to write out; the limit is {_MOST_TRANSFERS // world} strands"
         )
-    tree = list(_strand(world, parsed))
-    turns = _turns(world, parsed, cut)
-    made = [_stage(world, turns, src, dst) for src, dst in tree]
+    tree = list(strand(world, parsed))
+    turn = turns(world, parsed, cut)
+    made = [_stage(world, turn, src, dst) for src, dst in tree]
     spread = tuple(Phase(stage) for stage, _ in made)
     ways = [clockwise for _, clockwise in made]
     optical = [_light(~way) for way in reversed(ways)] + [_light(way) for way in ways]
@@ -76,7 +77,9 @@ def parse_levels(text: str) -> list[tuple[int | None, int]]:
     """`"5/2 */7"` -> [(5, 2), (None, 7)]; the last level must be `*`."""
     levels = [_parse_level(item, text) for item in text.split()]
     if not levels or levels[-1][0] is not None or any(group is None for group, _ in levels[:-1]):
-        raise ConfigError(f"braid: levels={text!r}: the last level, and no other, joins all that are left: write it as */depth")
+        raise ConfigError(
+            f"braid: levels={text!r}: the last level, and no other, joins all that are left: write it as */depth"
+        )
     return levels
 
 
@@ -84,9 +87,9 @@ def _parse_level(item: str, text: str) -> tuple[int | None, int]:
     group, _, depth = item.partition("/")
     size = None if group == "*" else int(group) if group.isdecimal() else 0
     deep = int(depth) if depth.isdecimal() else 0 if depth else 1
-    if deep < 1 or (size is not None and size < 2):
+    if not 1 <= deep <= _MOST_DEPTH or (size is not None and size < 2):
         raise ConfigError(
-            f"braid: {item!r} in levels={text!r} is no level; write group/depth, as in '5/2 */7', with a group of 2 or more"
+            f"braid: {item!r} in levels={text!r} is no level; write group/depth, as in '5/2 */7', with a group of 2 or more and a depth from 1 to {_MOST_DEPTH}"
         )
     return size, deep
 
@@ -99,7 +102,9 @@ def sphere(dimensions: int, radius: int) -> int:
     """Points of Z^k with |z_1| + ... + |z_k| = radius: the coefficient of x^radius in ((1 + x) / (1 - x))^k."""
     if radius == 0:
         return 1
-    kinds = range(1, min(dimensions, radius) + 1)  # how many coordinates are not 0, which, how the radius is shared, signs
+    kinds = range(
+        1, min(dimensions, radius) + 1
+    )  # how many coordinates are not 0, which, how the radius is shared, signs
     return sum(comb(dimensions, i) * comb(radius - 1, i - 1) * 2**i for i in kinds)
 
 
@@ -167,7 +172,9 @@ def _unrolled(stage: Ints, parent: Ints, told_from_left: Bools) -> tuple[Ints, I
     """The circle cut open where no path passes, as far from the root as can be."""
     n, node = len(stage), np.arange(len(stage))
     low = np.where(told_from_left, parent, node)
-    high = np.where(told_from_left, node, np.where(parent > node, parent, n))  # the root is node 0, and node n
+    high = np.where(
+        told_from_left, node, np.where(parent > node, parent, n)
+    )  # the root is node 0, and node n
     over = np.cumsum(np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1))[:n]
     unused = np.flatnonzero(over == 0)
     cut = int(unused[np.abs(unused + 1 - n / 2).argmin()]) + 1
@@ -177,7 +184,7 @@ def _unrolled(stage: Ints, parent: Ints, told_from_left: Bools) -> tuple[Ints, I
 # ---- strands ----
 
 
-def _strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[Pair]:
+def strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[Pair]:
     """Who tells whom on a line of `world` nodes, stage by stage, from the root down; stages with nobody are left out."""
     left, spread = np.arange(world), []
     for group, depth in levels:
@@ -188,11 +195,10 @@ def _strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[Pair]:
 
 
 def _level(left: Ints, group: int, depth: int) -> tuple[Ints, list[Pair]]:
-    """The roots of groups of `group` neighbours (or one fewer, where they do not come out even), and how they tell their groups."""
-    groups = -(-len(left) // group)
-    first = np.arange(groups + 1) * len(left) // groups
-    sizes = np.diff(first)
-    roots, told = np.zeros(groups, np.int64), []
+    """The roots of groups of `group` neighbours (the last may be smaller), and how they tell their groups."""
+    first = np.arange(0, len(left), group)
+    sizes = np.minimum(group, len(left) - first)
+    roots, told = np.zeros_like(first), []
     for size in np.unique(sizes).tolist():
         stage, parent, root = shortest_tree(size, min(depth, max(1, size // 2)))
         mine = np.flatnonzero(sizes == size)
@@ -207,24 +213,28 @@ def _joined(left: Ints, parts: list[tuple[Bools, Ints, Ints]]) -> Pair:
     return left[np.concatenate(src)], left[np.concatenate(dst)]
 
 
-def _turns(world: int, levels: list[tuple[int | None, int]], strands: int) -> Ints:
-    """How far each strand is turned: evenly round the ring in steps of whole inner blocks, and evenly within a block.
+def turns(world: int, levels: list[tuple[int | None, int]], strands: int) -> Ints:
+    """How far each strand is turned: evenly round the ring, and evenly within the blocks of every inner level.
 
-    Strands that are alike at the bottom, that is turned by the same rest within a block, are neighbours.
+    Strand c looks in its own stretch of the ring for the place in the blocks that was used least. Strands that are alike at
+    the bottom, that is turned by the same rest within a block, become neighbours, so that they share transfers.
     """
-    groups = [group for group, _ in levels if group]
-    block, each = min(prod(groups), world), np.arange(strands)
-    rest, keys = each % block, [each]
-    for i in reversed(range(len(groups))):
-        keys.append(rest // prod(groups[:i]) % groups[i])
-    turn = each * (world // block) // strands * block + rest
-    return turn[np.lexsort(keys)] % world
+    blocks = np.cumprod([group for group, _ in levels if group], dtype=np.int64).tolist()
+    used = [np.zeros(block) for block in blocks]
+    turn = np.arange(strands) * world // strands
+    for c in range(strands if blocks else 0):
+        near = turn[c] + np.arange(max(1, world // strands, min(blocks[-1], world)))
+        worn = sum(block * count[near % block] for block, count in zip(blocks, used, strict=True))
+        turn[c] = near[int(np.argmin(worn))]
+        for block, count in zip(blocks, used, strict=True):
+            count[turn[c] % block] += 1
+    return turn[np.lexsort([turn, *(turn % block for block in reversed(blocks))])] % world
 
 
-def _stage(world: int, turns: Ints, src: Ints, dst: Ints) -> tuple[Stage, Bools]:
+def _stage(world: int, turn: Ints, src: Ints, dst: Ints) -> tuple[Stage, Bools]:
     """All strands' transfers of one stage, neighbours with the same source and destination joined; and their way round."""
-    strands = len(turns)
-    at, to = (src[None, :] + turns[:, None]) % world, (dst[None, :] + turns[:, None]) % world
+    strands = len(turn)
+    at, to = (src[None, :] + turn[:, None]) % world, (dst[None, :] + turn[:, None]) % world
     pair = (at * world + to) * 2 + (dst > src)
     key = np.sort((pair * strands + np.arange(strands)[:, None]).ravel())
     pair, chunk = np.divmod(key, strands)

@@ -1,0 +1,260 @@
+"""The lab's part of a page: a section a workload, with its figures over all rates and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from statistics import median
+
+from tacit.records import Record
+from tacit.report import contests as ct
+from tacit.report import html, tables
+from tacit.report import lab_figures as draw
+from tacit.report.cards import WHY, ink_of, kind_badges
+from tacit.report.contests import Contest, Standing
+from tacit.report.gallery import Gallery
+from tacit.report.html import Cell, Section, figure_cell
+from tacit.report.runs import Run
+from tacit.report.text import (
+    NOTHING,
+    counted,
+    duration_text,
+    listed,
+    metric_text,
+    more_text,
+    percent_text,
+    rate_text,
+    times_text,
+)
+from tacit.units import size_text, time_text
+
+
+def families(runs: Sequence[Run], found: Sequence[Contest], gallery: Gallery) -> list[Section]:
+    """A section for each workload of each run."""
+    ink, of = ink_of(found), {run.label: run for run in runs}
+    return [_family(of[family[0].run], family, ink, gallery, len(runs) > 1) for family in ct.families(found)]
+
+
+def _family(
+    run: Run, family: Sequence[Contest], ink: dict[str, str], gallery: Gallery, several: bool
+) -> Section:
+    first = family[0].first
+    shown = [figure for contest in family for figure in _over_time(contest, ink, gallery)]
+    shown += [_steps(contest, gallery) for contest in family]
+    shown += [
+        *_bytes(family[0], ink, gallery),
+        *_speedups(family, ink, gallery),
+        *_predicted(family, ink, gallery),
+    ]
+    title = f"{first.workload}, {family[0].run}" if several else first.workload
+    if family[0].job_named:
+        title = f"{title}, {first.job}"
+    refused = [contest.link for contest in family if not contest.trusted]
+    said = f"at {listed(refused)}: the network was not what it claims there, so its figures decide nothing."
+    warning = (
+        f"<p>{html.badge('calibration refused', WHY['calibration refused'])}{escape(said)}</p>"
+        if refused
+        else ""
+    )
+    body = f'<p>{escape(_about(family))}</p>{warning}<div class="figures">{"".join(shown)}</div>'
+    return Section(
+        title,
+        body + _time_table(family, ink) + _byte_table(family, ink) + _notes(run, family),
+        kind_badges(family[0]),
+    )
+
+
+def _about(family: Sequence[Contest]) -> str:
+    first = family[0].first
+    counts = sorted({s.timing.step_n for contest in family for s in contest.standings if s.timing.step_n})
+    steps = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}" if counts else "?"
+    parts = [
+        counted(first.ranks, "rank") if first.ranks else "",
+        first.network if len({contest.first.network for contest in family}) == 1 else "",
+        f"at {listed([contest.link for contest in family])}" if first.shaped else "unshaped",
+        f"medians over {steps} steps a configuration, taken in turn",
+    ]
+    told = ", ".join(filter(None, parts))
+    if first.replayed:
+        told += f". Replayed: {WHY['replayed']}"
+    if family[0].target is not None:
+        told += ". Time to accuracy is steps to the target, from training, times the median step at that rate"
+    return f"{told}."
+
+
+def _over_time(contest: Contest, ink: dict[str, str], gallery: Gallery) -> Iterator[str]:
+    if contest.trained and any(seed.curve for s in contest.standings for seed in s.seeds):
+        caption = (
+            f"{contest.trained.metric.capitalize()} against time {_at(contest)}: median of the seeds thick, each seed "
+            "thin; the dot is the median time to the target."
+        )
+        words = (contest.workload, "accuracy", contest.link)
+        yield gallery.show(words, lambda name: draw.accuracy_over_time(contest, ink, name), caption)
+
+
+def _at(contest: Contest) -> str:
+    where = f"at {contest.link}" if contest.first.shaped else f"over {contest.link}"
+    return where if contest.trusted else f"{where} (calibration refused)"
+
+
+def _steps(contest: Contest, gallery: Gallery) -> str:
+    caption = (
+        f"A step {_at(contest)}. Upper lane: the training thread computes, waits for the others, and does the rest (the "
+        "optimizer). Lower lane: tacit's own threads beside it. × is against fp32 DDP."
+    )
+    return gallery.show(
+        (contest.workload, "step", contest.link), lambda name: draw.step_bars(contest, name), caption
+    )
+
+
+def _bytes(contest: Contest, ink: dict[str, str], gallery: Gallery) -> Iterator[str]:
+    if any(s.timing.sent_nbytes_a_step is not None for s in contest.standings):
+        caption = f"Bytes a rank sends in a step, counted as they leave, against the interface's own count ({_at(contest)})."
+        yield gallery.show(
+            (contest.workload, "bytes"), lambda name: draw.byte_bars(contest, ink, name), caption
+        )
+
+
+def _speedups(family: Sequence[Contest], ink: dict[str, str], gallery: Gallery) -> Iterator[str]:
+    told = [contest for contest in family if contest.first.rate_bps and contest.trusted]
+    if len({contest.first.rate_bps for contest in told}) > 1 and any(
+        s.speedup for c in told for s in c.standings
+    ):
+        caption = "Step-time speed-up against fp32 DDP by link rate; whiskers p10 to p90; below the dashed line it loses."
+        words = (family[0].workload, "speedup")
+        yield gallery.show(words, lambda name: draw.speedup_by_rate(told, ink, name), caption)
+
+
+def _predicted(family: Sequence[Contest], ink: dict[str, str], gallery: Gallery) -> Iterator[str]:
+    rows = tables.prediction_rows(family)
+    if rows:
+        off = [abs(row["error"]) for row in rows]
+        caption = (
+            f"Predicted against measured steps: off by {100 * median(off):.1f} % (median; at most {100 * max(off):.1f} %, "
+            f"{counted(len(rows), 'step time')}); the band is 10 %."
+        )
+        words = (family[0].workload, "predicted")
+        yield gallery.show(words, lambda name: draw.predicted_against_measured(rows, ink, name), caption)
+
+
+def _time_table(family: Sequence[Contest], ink: dict[str, str]) -> str:
+    trained = family[0].trained
+    heads = ["configuration", "link", "median step", "step against fp32", "step against bf16"]
+    if trained:
+        goal = "target" if trained.target is None else metric_text(trained.target, trained.higher_is_better)
+        heads += [f"time to {goal}", "time against fp32", "time against bf16", f"final {trained.metric}"]
+    predicted = any(s.timing.predicted_step_s for contest in family for s in contest.standings)
+    heads += ["predicted step"] if predicted else []
+    rows = [_time_cells(c, s, ink, bool(trained), predicted) for c in family for s in c.standings]
+    small = "steps with p10 to p90, " + (
+        "times to accuracy with the seeds' range" if trained else "n steps each"
+    )
+    return html.table(heads, rows, f"{family[0].workload}: times ({small})")
+
+
+def _time_cells(
+    contest: Contest, standing: Standing, ink: dict[str, str], trained: bool, predicted: bool
+) -> list[Cell]:
+    timing = standing.timing
+    span = _span(timing.step_p10_s, timing.step_p90_s, time_text)
+    n = f"n={timing.step_n}" if timing.step_n else ""
+    ratios = _span(timing.speedup_p10, timing.speedup_p90, times_text)
+    cells = [
+        html.code(standing.name, ink[standing.name]),
+        Cell(escape(contest.link), timing.rate_bps),
+        figure_cell(timing.step_p50_s, time_text, " ".join(filter(None, (span, n)))),
+        figure_cell(standing.speedup, times_text, ratios),
+        figure_cell(contest.step_ratio(standing, contest.bf16), times_text),
+    ]
+    if trained:
+        cells += _trained_cells(contest, standing)
+    if predicted:
+        guess = timing.predicted_step_s
+        cells.append(figure_cell(guess, time_text, more_text(guess / timing.step_p50_s - 1) if guess else ""))
+    return cells
+
+
+def _trained_cells(contest: Contest, standing: Standing) -> list[Cell]:
+    spread, final, seeds = standing.to_target, standing.final, standing.seeds
+    if spread:
+        small = f"{_span(spread.least, spread.most, duration_text)} n={spread.n}"
+        first = figure_cell(spread.p50, duration_text, small)
+    else:
+        told = f"reached by {standing.reached} of {counted(len(seeds), 'seed')}" if seeds else "not trained"
+        first = Cell(f'<span class="worse">{told}</span>')
+    if contest.target is None:
+        first = Cell(NOTHING)
+    ratios = [contest.ratio(standing, rival) if spread else None for rival in (contest.fp32, contest.bf16)]
+
+    def show(value: float) -> str:
+        return metric_text(value, seeds[0].higher_is_better)
+
+    last = figure_cell(final.p50, show, _span(final.least, final.most, show)) if final else Cell(NOTHING)
+    return [first, *(figure_cell(ratio, times_text) for ratio in ratios), last]
+
+
+def _span(low: float | None, high: float | None, show: Callable[[float], str]) -> str:
+    return "" if low is None or high is None else f"{show(low)} – {show(high)}"
+
+
+def _byte_table(family: Sequence[Contest], ink: dict[str, str]) -> str:
+    heads = ["configuration", "link", "sent", "at the interface", "difference", "goodput", "share of link"]
+    heads += ["CPU time", "compute", "waiting", "encode", "wire", "decode", "buckets of"]
+    rows = [_byte_cells(contest, standing, ink) for contest in family for standing in contest.standings]
+    kept = [place for place in range(len(heads)) if any(row[place].html != NOTHING for row in rows)]
+    rows = [[row[place] for place in kept] for row in rows]
+    caption = f"{family[0].workload}: bytes, and where the time goes, a step a rank"
+    return html.table([heads[place] for place in kept], rows, caption)
+
+
+def _byte_cells(contest: Contest, standing: Standing, ink: dict[str, str]) -> list[Cell]:
+    t = standing.timing
+    sent, seen = t.sent_nbytes_a_step, t.interface_nbytes_a_step
+    times = (t.cpu_s_a_step, t.compute_s, t.wait_s, t.encode_s, t.wire_s, t.decode_s)
+    return [
+        html.code(standing.name, ink[standing.name]),
+        Cell(escape(contest.link), t.rate_bps),
+        figure_cell(sent, size_text, t.sent_is),
+        figure_cell(seen, size_text),
+        figure_cell(seen / sent - 1 if sent and seen else None, more_text),
+        figure_cell(t.goodput_bps, rate_text),
+        figure_cell(t.link_share, percent_text),
+        *(figure_cell(value, time_text) for value in times),
+        figure_cell(t.bucket_nbytes, size_text),
+    ]
+
+
+def _notes(run: Run, family: Sequence[Contest]) -> str:
+    """What the records say beside their figures: how the baseline was tuned, whether the replay was right, who is missing."""
+    notes = {s.name: s.timing.note for contest in family for s in contest.standings if s.timing.note}
+    items = [f"<code>{escape(name)}</code>: {escape(note)}" for name, note in notes.items()]
+    jobs = {contest.first.job for contest in family}
+    beside = [record for record in run.of("tuning", "replay_check", "left_out") if record.get("job") in jobs]
+    items += [told for record in beside if (told := _beside(record))]
+    listed_items = "".join(f"<li>{item}</li>" for item in dict.fromkeys(items))
+    return f"<ul>{listed_items}</ul>" if items else ""
+
+
+def _beside(record: Record) -> str:
+    if record["kind"] == "left_out":
+        return f"<code>{escape(str(record.get('configuration')))}</code> is missing: {escape(str(record.get('why')))}"
+    if record["kind"] == "tuning":
+        best, tried = ct.number(record, "best_nbytes"), record.get("rows")
+        sizes = [r for r in tried if isinstance(r, dict)] if isinstance(tried, list) else []
+        told = [
+            f"{size_text(size)} {time_text(step)}"
+            for row in sizes
+            if (size := ct.number(row, "bucket_nbytes")) and (step := ct.number(row, "step_p50_s"))
+        ]
+        return (
+            f"Plain DDP's buckets were tuned to {size_text(best)} (a step with {listed(told)})"
+            if best
+            else ""
+        )
+    ratio = ct.number(record, "ratio")
+    wrong = "" if record.get("passed") is True else '<span class="worse">, which is not right</span>'
+    return (
+        f"Replay: where nobody talks, a step takes {times_text(ratio)} of the recorded times{wrong}"
+        if ratio
+        else ""
+    )

@@ -1,0 +1,264 @@
+"""What the contests come to, in one sentence a run: who is fastest to equal accuracy, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tacit.report import summary
+from tacit.report.contests import (
+    Contest,
+    Standing,
+    families,
+    is_bf16,
+    is_fp32,
+    is_tacit,
+    is_tuned,
+    refusals,
+    scale_text,
+)
+from tacit.report.runs import Run
+from tacit.report.tables import cost_rows, limit_rows
+from tacit.report.text import counted, listed, metric_text, rate_text, times_text
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Who won a contest: the fastest to the target, or by step time where nothing was trained. None where nobody did."""
+
+    contest: Contest
+    winner: Standing | None
+    best_tacit: Standing | None
+
+    @property
+    def fp32(self) -> Standing | None:
+        return self.contest.fp32
+
+    @property
+    def bf16(self) -> Standing | None:
+        return self.contest.bf16
+
+    def as_dict(self) -> dict[str, Any]:
+        contest, winner = self.contest, self.winner
+        return {
+            "run": contest.run,
+            "workload": contest.workload,
+            "link": contest.link,
+            "rate_bps": contest.first.rate_bps,
+            "replayed": contest.first.replayed,
+            "shaped": contest.first.shaped,
+            "trusted": contest.trusted,
+            "ranked_by": "step time" if contest.target is None else "time to accuracy",
+            "target": contest.target,
+            "fastest": winner.name if winner else None,
+            "time_s": contest.time_s(winner) if winner else None,
+            "against_fp32": contest.ratio(winner, contest.fp32) if winner else None,
+            "against_bf16": contest.ratio(winner, contest.bf16) if winner else None,
+            "best_tacit": self.best_tacit.name if self.best_tacit else None,
+        }
+
+
+def finding(contest: Contest) -> Finding:
+    """The contest's winner, and the best of tacit's own strategies; neither where calibration refused the network."""
+    if not contest.trusted:
+        return Finding(contest, None, None)
+    ranked = contest.ranked()
+    own = contest.ranked(lambda standing: is_tacit(standing.timing))
+    return Finding(contest, next(iter(ranked), None), next(iter(own), None))
+
+
+def verdicts(run: Run, contests: Sequence[Contest]) -> list[str]:
+    """What this run shows, a sentence a workload, those that were trained to a target first; else what its other
+    records show, in one sentence."""
+    own = families([contest for contest in contests if contest.run == run.label])
+    if own:
+        told = [f"{_family(family)}." for family in sorted(own, key=lambda family: family[0].target is None)]
+        return [*told, *_refusal(run, contests)]
+    if refused := _refusal(run, contests):
+        return refused
+    others = (_demo(run), _limits(run), _costs(run), _accuracy(run), _calibration(run))
+    return [
+        next((sentence for sentence in others if sentence), "This run measured nothing that can be compared.")
+    ]
+
+
+def _family(family: Sequence[Contest]) -> str:
+    """Contests that differ in their link: winners grouped, so that a rate is named once."""
+    first, trained = family[0].first, family[0].trained
+    replayed = ", replayed" if first.replayed else ""
+    scaled = f", {scale_text(first.scale)}" if first.scale != 1 else ""
+    workload = f"{first.workload}{replayed}{scaled}"
+    if trained and trained.target is not None:
+        head = f"To {metric_text(trained.target, trained.higher_is_better)} {trained.metric} on {workload}, "
+    else:
+        why = "no target was set for accuracy" if trained else "accuracy was not measured"
+        head = f"By step time on {workload} ({why}), "
+    if not any(contest.trusted for contest in family):
+        refused = listed([contest.link for contest in family])
+        return f"Calibration refused the network at {refused}: it was not what it claims, so nothing is claimed on {workload}"
+    groups: dict[tuple[Any, ...], list[Finding]] = {}
+    for found in map(finding, family):
+        groups.setdefault(_shape(found), []).append(found)
+    return head + "; ".join(_group(found, family) for found in groups.values()) + _fell_short(family)
+
+
+def _fell_short(family: Sequence[Contest]) -> str:
+    """Who took shorter steps than a winner and yet has no time to the target: said, so that nobody looks for it."""
+    short = []
+    for found in map(finding, family):
+        if found.winner and found.contest.target is not None:
+            step_s = found.winner.timing.step_p50_s
+            rest = [s for s in found.contest.standings if s.timing.step_p50_s < step_s and not s.to_target]
+            short += [f"“{s.name}”" for s in rest if s.seeds]
+    names = list(dict.fromkeys(short))
+    verb = "steps" if len(names) == 1 else "step"
+    return f"; {listed(names)} {verb} faster but missed that target" if names else ""
+
+
+def _shape(found: Finding) -> tuple[Any, ...]:
+    best = found.best_tacit.name if found.best_tacit else None
+    name = found.winner.name if found.winner else None
+    return name, best, found.contest.trusted, found.fp32 is None, found.bf16 is None
+
+
+def _group(found: Sequence[Finding], family: Sequence[Contest]) -> str:
+    where = _where(found, family)
+    one, winner = found[0], found[0].winner
+    if not one.contest.trusted:
+        return f"{where} calibration refused the network, so nothing is claimed there"
+    if winner is None:
+        return f"{where} no configuration got there with every seed"
+    if is_fp32(winner.timing):
+        head = f"{where} uncompressed DDP wins (“{winner.name}”)"
+    elif is_bf16(winner.timing):
+        head = f"{where} bf16 wins (“{winner.name}”)"
+    else:
+        head = f"{where} “{winner.name}” is fastest" + ("" if is_tacit(winner.timing) else ", a baseline")
+    return head + ": " + ", ".join(_against(found))
+
+
+def _against(found: Sequence[Finding]) -> list[str]:
+    """The winner against its rivals, over the rates of one group: they share winner and rivals."""
+    one, winner = found[0], found[0].winner
+    assert winner is not None
+    fp32, bf16, best = one.fp32, one.bf16, one.best_tacit
+    parts = []
+    if fp32 is None:
+        parts.append("without fp32 DDP beside it")
+    elif fp32.name != winner.name:
+        tuned = "tuned " if is_tuned(fp32.timing) else ""
+        parts.append(_ratios(found, [f.fp32 for f in found], f"{tuned}fp32 DDP"))
+    if bf16 is None:
+        parts.append("without bf16 beside it")
+    elif bf16.name != winner.name:
+        parts.append(_ratios(found, [f.bf16 for f in found], "bf16"))
+    named = {standing.name for standing in (winner, fp32, bf16) if standing}
+    if not is_tacit(winner.timing) and best and best.name not in named:
+        parts.append(_ratios(found, [f.best_tacit for f in found], f"tacit's best, “{best.name}”"))
+    return parts or ["nothing was faster"]
+
+
+def _ratios(found: Sequence[Finding], rivals: Sequence[Standing | None], name: str) -> str:
+    """'2.90× and 2.10× as fast as bf16'; three and more as a range; level and overlapping spreads are said."""
+    pairs = [
+        (f.contest, f.winner, rival) for f, rival in zip(found, rivals, strict=True) if f.winner and rival
+    ]
+    ratios = [(c, w, r, ratio) for c, w, r in pairs if (ratio := c.ratio(w, r)) is not None]
+    if not ratios:
+        return f"{name} did not get there with every seed"
+    if all(contest.level(winner, rival) for contest, winner, rival, _ in ratios):
+        return f"level with {name}"
+    values = [ratio for *_, ratio in ratios]
+    told = listed([times_text(v) for v in values])
+    if len(values) > 2:
+        told = f"{times_text(min(values))} to {times_text(max(values))}"
+    unsure = [contest.link for contest, winner, rival, _ in ratios if not contest.apart(winner, rival)]
+    at = f" at {listed(unsure)}" if 0 < len(unsure) < len(ratios) else ""
+    return f"{told} as fast as {name}" + (f" (spreads overlap{at})" if unsure else "")
+
+
+def _where(found: Sequence[Finding], family: Sequence[Contest]) -> str:
+    links = [f.contest.link for f in found]
+    if not found[0].contest.first.shaped:
+        return f"over {listed(links)},"
+    places = [place for place, contest in enumerate(family) if contest.link in links]
+    if len(links) > 2 and places[-1] - places[0] == len(places) - 1:
+        return f"from {links[0]} to {links[-1]}"
+    units = {link.rpartition(" ")[2] for link in links}
+    if len(units) == 1 and len(links) > 1:  # '100 and 200 Mbit', the unit once
+        return f"at {listed([link.rpartition(' ')[0] for link in links])} {units.pop()}"
+    return f"at {listed(links)}"
+
+
+def _refusal(run: Run, contests: Sequence[Contest]) -> list[str]:
+    """A sentence about jobs that calibration kept from running; those that ran all the same are told with their contest."""
+    ran = {(c.first.job, c.first.rate_bps) for c in contests if c.run == run.label}
+    kept = [
+        (job, rate) for job, rate in refusals(run) if not any(job in (None, j) and rate == r for j, r in ran)
+    ]
+    if not kept:
+        return []
+    jobs = dict.fromkeys(job for job, _ in kept)
+    where = [
+        " at ".join(filter(None, (job, listed([rate_text(rate) for j, rate in kept if j == job and rate]))))
+        for job in jobs
+    ]
+    at = f" ({listed(list(filter(None, where)))})" if any(where) else ""
+    return [f"Calibration refused the network{at}: it was not what it claims, so nothing is claimed there."]
+
+
+def _demo(run: Run) -> str:
+    rows = summary.summarise(run.records)
+    return summary.verdict(rows) if rows or "tasks" in run.start else ""
+
+
+def _limits(run: Run) -> str:
+    ratios = [row["ratio"] for row in limit_rows(run) if row["ratio"]]
+    if not ratios:
+        return ""
+    extra = [abs(row["unexplained"]) for row in limit_rows(run) if row["unexplained"] is not None]
+    bytes_ = (
+        f"; interface bytes within {100 * max(extra):.2g} % of counted bytes and headers" if extra else ""
+    )
+    return (
+        f"All-reduce took {times_text(min(ratios))} to {times_text(max(ratios))} of the time that the link's rate allows "
+        f"(median {times_text(median(ratios))}, {counted(len(ratios), 'case')}){bytes_}."
+    )
+
+
+def _costs(run: Run) -> str:
+    cases: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in cost_rows(run):
+        case = row["network"], row["world"], row["nbytes"]
+        cases.setdefault(case, {})[row["schedule"]] = row["time_s"]
+    cases = {case: times for case, times in cases.items() if len(times) > 1}
+    if not cases:
+        return ""
+    wins: dict[str, list[float]] = {}
+    for times in cases.values():
+        best, second = sorted(times, key=lambda name: times[name])[:2]
+        wins.setdefault(best, []).append(times[second] / times[best] if times[best] else 1.0)
+    told = [
+        f"“{name}” is the fastest schedule in {len(leads)} of {counted(len(cases), 'case')} "
+        f"(median {times_text(median(leads))} against the next)"
+        for name, leads in sorted(wins.items(), key=lambda item: -len(item[1]))
+    ]
+    return f"Simulated, not measured: {listed(told)}."
+
+
+def _accuracy(run: Run) -> str:
+    trained = run.of("accuracy")
+    if not trained:
+        return ""
+    names = {str(record.get("configuration")) for record in trained}
+    return (
+        f"{counted(len(trained), 'training')} of {counted(len(names), 'configuration')} were recorded, but no step "
+        "times, so time to accuracy cannot be told."
+    )
+
+
+def _calibration(run: Run) -> str:
+    passed = [record for record in run.of("calibration") if record.get("passed") is True]
+    return "Calibration passed; nothing else was measured." if passed else ""

@@ -1,0 +1,80 @@
+"""Only records become runs: the last of each file, under a label of its own; all else is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report import lab_sample
+from report.sample import write_run
+
+from tacit.errors import ConfigError
+from tacit.report.files import write_all
+from tacit.report.runs import load
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello\nworld\n", "no line of this file is a record"),
+        (b"\x00\xff\x89PNG\r\n", "no line of this file is a record"),
+        (b'[1, 2]\n3\n{"kind": "timing"}\n', "no line of this file is a record"),
+        (b'{"kind": "note", "run": "a", "time": 1}\n', "its records (note) hold nothing to report"),
+    ],
+)
+def test_what_is_no_run_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match="r.jsonl") as refusal:
+        load([tmp_path / "r.jsonl"])
+    assert said in str(refusal.value)
+
+
+def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        load([tmp_path / "none"])
+    with pytest.raises(ConfigError, match="it holds none"):
+        load([tmp_path])
+    for name in ("a", "b"):
+        write_run(tmp_path / f"{name}.jsonl")
+    with pytest.raises(ConfigError, match="it holds 2 of them"):
+        load([tmp_path])
+
+
+def test_a_folder_and_its_file_are_one_run_and_torn_lines_are_told(tmp_path: Path) -> None:
+    lab_sample.write_run(tmp_path / "thc" / "records.jsonl")
+    with (tmp_path / "thc" / "records.jsonl").open("a") as file:
+        file.write('{"kind": "tim')
+    (run,) = load([tmp_path / "thc", tmp_path / "thc" / "records.jsonl"])
+    assert run.label == "thc" and " of 87 lines" in run.notes[0] and "skipped" in run.notes[0]
+
+
+def test_the_last_run_that_measured_is_told_and_the_rest_named(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    lab_sample.write_run(path, run="first")
+    lab_sample.write_run(path, run="second")
+    with path.open("a") as file:
+        file.write('{"kind": "start", "run": "third", "time": 1}\n')
+    (run,) = load([path])
+    assert run.id == "second" and {r["run"] for r in run.records} == {"second"}
+    assert run.notes == (f"{path} holds 1 earlier run, left out here",)
+
+
+def test_a_sweep_that_was_resumed_is_told_whole(tmp_path: Path) -> None:
+    lab_sample.write_costs(tmp_path / "c.jsonl")
+    lab_sample.write_costs(tmp_path / "c.jsonl")
+    (run,) = load([tmp_path / "c.jsonl"])
+    assert len(run.of("cost")) == 24 and run.notes == ()
+
+
+def test_files_are_written_all_or_none(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("before")
+    (tmp_path / "wall").write_text("a file, not a folder")
+    with pytest.raises(ConfigError, match="cannot write there"):
+        write_all({tmp_path / "a.html": "after", tmp_path / "wall" / "b.svg": "never"})
+    assert (tmp_path / "a.html").read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "wall"]
+    write_all({tmp_path / "a.html": "after", tmp_path / "new" / "b.svg": "there"})
+    assert (tmp_path / "a.html").read_text() == "after" and (
+        tmp_path / "new" / "b.svg"
+    ).read_text() == "there"
