@@ -9,6 +9,7 @@ What a rank prints as a JSON object reaches `on_message`; all else it says is in
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,14 @@ TAIL_LINES = 12
 
 class LaunchError(TacitError):
     """A rank failed or fell silent; by the time this is raised, no rank is left running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs: the words before its command, and what its environment has besides torchrun's variables."""
+
+    prefix: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -54,18 +63,22 @@ def run(
     on_message: Callable[[int, Message], None],
     log_dir: Path,
     timeout_s: float = 300.0,
+    limit_s: float = math.inf,
+    places: Sequence[Place] = (),
 ) -> None:
     """Runs `python -m module args` as `ranks` processes until all end well; `on_message` runs in this thread.
 
-    Raises `LaunchError` when a rank fails, or when no rank says anything for `timeout_s`. However this
-    returns (error, Ctrl-C, SIGTERM), every child has ended. Each rank's stderr is in `log_dir`/rank-N.log.
+    Raises `LaunchError` when a rank fails, when no rank says anything for `timeout_s`, or when they have run for
+    `limit_s`. However this returns (error, Ctrl-C, SIGTERM), every child has ended. Each rank's stderr is in
+    `log_dir`/rank-N.log. Without `places`, one a rank, all run here.
     """
     if ranks < 1:
         raise LaunchError(f"ranks={ranks}: at least one rank is needed")
     log_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", module, *args]
-    with _sigterm_as_exit(), reserved_port() as port, _started(command, ranks, port, log_dir) as children:
-        _listen(children, on_message, timeout_s)
+    places = places or [Place()] * ranks
+    with _sigterm_as_exit(), reserved_port() as port, _started(command, places, port, log_dir) as children:
+        _listen(children, on_message, timeout_s, limit_s)
 
 
 @contextmanager
@@ -82,18 +95,19 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def _started(command: list[str], ranks: int, port: int, log_dir: Path) -> Iterator[list[Child]]:
+def _started(command: list[str], places: Sequence[Place], port: int, log_dir: Path) -> Iterator[list[Child]]:
     children: list[Child] = []
     try:
-        for rank in range(ranks):
-            children.append(_start(command, rank, ranks, port, log_dir / f"rank-{rank}.log"))
+        for rank, place in enumerate(places):
+            env = _environment(rank, len(places), port) | dict(place.env)
+            children.append(_start([*place.prefix, *command], rank, env, log_dir / f"rank-{rank}.log"))
         yield children
     finally:
         _end(children)
 
 
-def _start(command: list[str], rank: int, ranks: int, port: int, log: Path) -> Child:
-    env = os.environ | {  # inherited, not read: the children see what the user set
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return os.environ | {  # inherited, not read: the children see what the user set
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -103,6 +117,9 @@ def _start(command: list[str], rank: int, ranks: int, port: int, log: Path) -> C
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def _start(command: list[str], rank: int, env: Mapping[str, str], log: Path) -> Child:
     log.write_bytes(b"")
     with log.open("ab") as stderr:
         # A session of its own keeps the terminal's Ctrl-C away: the child is ended by _end, without a traceback.
@@ -136,15 +153,20 @@ def _end(children: list[Child]) -> None:
                 child.process.stdout.close()
 
 
-def _listen(children: list[Child], on_message: Callable[[int, Message], None], timeout_s: float) -> None:
+def _listen(
+    children: list[Child], on_message: Callable[[int, Message], None], timeout_s: float, limit_s: float
+) -> None:
+    deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for child in children:
             assert child.process.stdout
             selector.register(child.process.stdout, selectors.EVENT_READ, child)
         while selector.get_map():
-            events = selector.select(timeout_s)
+            left_s = deadline - time.monotonic()
+            events = selector.select(max(0.0, min(timeout_s, left_s)))
             if not events:
-                raise LaunchError(_silence(children, timeout_s))
+                told = _unfinished(children, limit_s) if left_s < timeout_s else _silence(children, timeout_s)
+                raise LaunchError(told)
             for key, _ in events:
                 child, chunk = key.data, os.read(key.fd, 1 << 16)
                 _deliver(child, chunk, on_message)
@@ -186,6 +208,10 @@ def _exit_text(code: int) -> str:
         with suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name} (exit code {code})"
     return f"failed with exit code {code}"
+
+
+def _unfinished(children: list[Child], limit_s: float) -> str:
+    return f"the ranks did not finish within {limit_s:g} s, and were ended.{_tail(children[0].log)}"
 
 
 def _silence(children: list[Child], timeout_s: float) -> str:

@@ -12,7 +12,13 @@ from importlib import import_module, metadata
 
 from tacit.errors import TacitError
 
-VERBS = {"demo": "tacit.cli.demo", "codecs": "tacit.cli.codecs"}
+VERBS = {
+    "demo": "tacit.cli.demo",
+    "codecs": "tacit.cli.codecs",
+    "report": "tacit.cli.report",
+    "sim": "tacit.cli.sim",
+    "lab": "tacit.cli.lab",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tacit",
         description="Distributed PyTorch training on the network you have, by saying less.",
-        epilog="example:\n  tacit demo --ranks 4",
+        epilog="examples:\n  tacit demo --ranks 4\n  tacit sim cost ring --on 'star(rate=10Gbit, latency=5us)' --world 64 --model VGG16",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tacit {_version()}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, LRScheduler
 
 from tacit.demo.facts import FASHION_MNIST
 from tacit.errors import ConfigError
@@ -20,6 +21,7 @@ from tacit.errors import ConfigError
 CONTEXT = 96
 CORPUS_NBYTES = 4_000_000
 HELD_OUT_NBYTES = 256_000
+WARMUP_STEPS = 10  # the learning rate rises, DDP regroups its buckets: these steps are not timed
 BUCKET_MB = 1  # several buckets for the transformer, one for the MLP
 Batch = tuple[Tensor, Tensor]
 
@@ -33,6 +35,12 @@ class Task:
     batch: Callable[[torch.Generator], Batch]
     evaluate: Callable[[nn.Module], float]
     data_sha256: str
+
+
+def learning_rates(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    """A rise over the first steps, then half a cosine down to nothing after `steps`."""
+    rise = LinearLR(optimizer, 0.1, total_iters=WARMUP_STEPS)
+    return ChainedScheduler([rise, CosineAnnealingLR(optimizer, max(1, steps))])
 
 
 def digits() -> Task:

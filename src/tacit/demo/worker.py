@@ -20,13 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
+from torch.optim.lr_scheduler import LRScheduler
 
 import tacit
 from tacit.demo.facts import PLAIN, SEED, STRATEGIES, TASKS, ring_allreduce_nbytes, sent_is
-from tacit.demo.tasks import BUCKET_MB, BUILDERS, Batch, Task
+from tacit.demo.tasks import BUCKET_MB, BUILDERS, WARMUP_STEPS, Batch, Task, learning_rates
 
-WARMUP_STEPS = 10  # the learning rate rises, DDP regroups its buckets: these steps are not timed
 PROGRESS_S = 1.0
 
 
@@ -37,7 +36,7 @@ class Training:
     configuration: str
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
-    schedule: ChainedScheduler
+    schedule: LRScheduler
     handle: tacit.Handle | None
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -103,16 +102,11 @@ def _begin(task: Task, configuration: str, seed: int, steps: int) -> Training:
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MB)
     optimizer = task.optimizer(model)
-    rise, fall = (
-        LinearLR(optimizer, 0.1, total_iters=WARMUP_STEPS),
-        CosineAnnealingLR(optimizer, max(1, steps)),
-    )
-    schedule = ChainedScheduler([rise, fall])
     handle = None
     if configuration != PLAIN:
         # Cut as plain DDP cuts the model, so that both overlap alike.
         handle = tacit.attach(model, optimizer, configuration, bucket=f"{BUCKET_MB}MiB")
-    return Training(configuration, model, optimizer, schedule, handle)
+    return Training(configuration, model, optimizer, learning_rates(optimizer, steps), handle)
 
 
 def _result(name: str, task: Task, training: Training, baseline: Training) -> dict[str, Any]:

@@ -1,0 +1,183 @@
+"""How near gloo comes to the link: all-reduces of some sizes, their times against 2(n-1)/n S/R, their bytes against a count.
+
+[[job]]
+kind = "limits"
+rates = ["100Mbit", "200Mbit"]
+sizes = ["1MB", "10MB"]
+repeats = 5
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+from tacit.errors import ConfigError
+from tacit.lab.inside import Traffic, traffic
+from tacit.lab.plan import HEADER_NBYTES
+from tacit.lab.theory import payload_share
+from tacit.units import parse_size
+
+if TYPE_CHECKING:
+    from tacit.lab.jobs.common import Network
+
+TIME_SHARE = 0.10  # off the limit
+BYTE_SHARE = 0.02  # off the count
+WARM_UPS = 1
+LEAD_S = 0.01  # between the agreement on a start and the start
+_KEYS = ("job", "sizes", "repeats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """All-reduces of `sizes_nbytes` of floats, each `repeats` times."""
+
+    job: str = "limits"
+    sizes_nbytes: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)
+    repeats: int = 5
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
+        """The order in a table of an experiment file."""
+        unknown = sorted(set(table) - set(_KEYS))
+        if unknown:
+            raise ConfigError(
+                f"{where}: unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}, rates, name"
+            )
+        given, repeats = table.get("sizes", cls().sizes_nbytes), table.get("repeats", cls().repeats)
+        if not isinstance(given, list | tuple) or not given:
+            raise ConfigError(f"{where}: sizes = {given!r} is no list; write for example ['1MB', '10MB']")
+        sizes = tuple(parse_size(size) for size in given)
+        if min(sizes) < 4 or any(size % 4 for size in sizes):
+            raise ConfigError(f"{where}: sizes = {given!r}; each is a multiple of 4 bytes, one float or more")
+        if type(repeats) is not int or repeats < 1:
+            raise ConfigError(f"{where}: repeats = {repeats!r}; time each size once or more")
+        return cls(job=str(table.get("job", "limits")), sizes_nbytes=sizes, repeats=repeats)
+
+    def as_table(self) -> dict[str, Any]:
+        return {"job": self.job, "sizes": list(self.sizes_nbytes), "repeats": self.repeats}
+
+
+def limit_s(nbytes: int, ranks: int, rate_bps: float) -> float:
+    """The least time in which `ranks` can sum `nbytes`, each sending and receiving at `rate_bps`: 2(n-1)/n S/R.
+
+    Bytes on the wire have headers: TCP at an MTU of 1500 leaves 95.64 % of the rate to them, which is not taken off here.
+    """
+    return 2 * (ranks - 1) / ranks * 8 * nbytes / rate_bps
+
+
+def figures(
+    nbytes: int, ranks: int, rate_bps: float | None, times_s: Sequence[float], sent: Sequence[Traffic]
+) -> dict[str, Any]:
+    """A record of kind `limits` from the slowest rank's times, and what left each rank's interface in all of them.
+
+    Bytes are means over ranks, for one all-reduce. `headers_nbytes` are 66 for each packet that the interface counted,
+    acknowledgements among them: it counts packets before they are cut to the MTU, so they are few.
+    """
+    ordered, n = sorted(times_s), len(times_s)
+    measured_s = median(times_s)
+    theory_s = limit_s(nbytes, ranks, rate_bps) if rate_bps else None
+    counted = 2 * (ranks - 1) / ranks * nbytes
+    found: dict[str, Any] = {
+        "nbytes": nbytes,
+        "ranks": ranks,
+        "rate_bps": rate_bps,
+        "n": n,
+        "measured_s": measured_s,
+        "least_s": ordered[0],
+        "most_s": ordered[-1],
+        "theory_s": theory_s,
+        "ratio": measured_s / theory_s if theory_s else None,
+        "payload_share": payload_share(),
+        "ratio_with_headers": measured_s / theory_s * payload_share() if theory_s else None,
+        "counted_nbytes": round(counted),
+        "interface_nbytes": None,
+        "headers_nbytes": None,
+        "bytes_ratio": None,
+    }
+    if sent:
+        seen = sum(each.tx_nbytes for each in sent) / len(sent) / n
+        headers = HEADER_NBYTES * sum(each.tx_packets for each in sent) / len(sent) / n
+        found |= {
+            "interface_nbytes": round(seen),
+            "headers_nbytes": round(headers),
+            "bytes_ratio": seen / (counted + headers),
+        }
+    return found | {"passed": passed(found)}
+
+
+def passed(found: Mapping[str, Any]) -> bool | None:
+    """Whether time and bytes are as near as they should be; None where nothing limits the link.
+
+    Time is held to the limit with headers, which no TCP can beat: `ratio`, without them, is 4.6 % more.
+    """
+    if found["ratio_with_headers"] is None:
+        return None
+    bytes_right = found["bytes_ratio"] is None or abs(found["bytes_ratio"] - 1) <= BYTE_SHARE
+    return abs(found["ratio_with_headers"] - 1) <= TIME_SHARE and bytes_right
+
+
+# ---- what each rank runs ----
+
+
+def run(order: Limits, network: Network) -> None:
+    """One process group, every size in turn; rank 0 says a `limits` for each."""
+    from tacit.lab.jobs.common import Progress, say
+
+    progress = Progress(order.job, "all-reduce", len(order.sizes_nbytes) * (WARM_UPS + order.repeats))
+    for nbytes in order.sizes_nbytes:
+        found = _measure(nbytes, order.repeats, network, progress)
+        say("limits", job=order.job, network=network.text, shaped=network.shaped, **found)
+
+
+def _measure(nbytes: int, repeats: int, network: Network, progress: Any) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from tacit.lab.jobs.common import slowest
+
+    x, times_s = torch.ones(nbytes // 4), []
+    for _ in range(WARM_UPS):
+        dist.all_reduce(x)
+        progress.advance()
+    dist.barrier()
+    before = traffic(network.interface) if network.interface else None
+    for _ in range(repeats):
+        start = _agreed_start()
+        dist.all_reduce(x)
+        times_s.append(time.monotonic() - start)
+        progress.advance()
+    dist.barrier()
+    sent: list[Traffic] = []
+    if before is not None and network.interface:
+        sent = [before] * dist.get_world_size()
+        dist.all_gather_object(sent, traffic(network.interface).since(before))
+    return figures(nbytes, dist.get_world_size(), network.rate_bps, slowest(times_s), sent)
+
+
+def _agreed_start() -> float:
+    """Returns on all ranks at the same instant, and which it is: they share a clock. A barrier lets them go one by one."""
+    import torch
+    import torch.distributed as dist
+
+    latest = torch.tensor([time.monotonic()], dtype=torch.float64)
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    start = latest.item() + LEAD_S
+    time.sleep(max(0.0, start - time.monotonic()))
+    return start
+
+
+def main() -> None:
+    """Joins the group that the environment describes, and measures what the arguments order."""
+    from tacit.lab.jobs.common import arguments, joined
+
+    table, network = arguments(__doc__ or "")
+    with joined():
+        run(Limits.read(table), network)
+
+
+if __name__ == "__main__":
+    main()

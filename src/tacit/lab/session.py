@@ -1,0 +1,158 @@
+"""An experiment run: the network brought up, calibrated at every rate, jobs run on it, all of it recorded.
+
+Records, in order: `start`; then for every job and rate `calibration`, what the ranks said, and `counters`; at last `end`.
+Where the calibration does not pass the job is not run at that rate, and a record of kind `refused` says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacit import launch
+from tacit.lab import jobs
+from tacit.lab.calibration import calibrate
+from tacit.lab.errors import GateError
+from tacit.lab.experiment import Experiment, Job
+from tacit.lab.lab import Counters, Lab, up
+from tacit.records import Record, Recorder, host_facts
+from tacit.topology import rate_text
+
+Tell = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was recorded, the sentences about what was refused, and whether all that was held to a limit kept it."""
+
+    records: tuple[Record, ...]
+    refused: tuple[str, ...]
+    shaped: bool
+
+    @property
+    def passed(self) -> bool:
+        return not self.refused and all(record.get("passed") is not False for record in self.records)
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of one experiment, in one lab. `tell` sees every record, and progress, as it comes."""
+
+    experiment: Experiment
+    lab: Lab
+    out: Path
+    recorder: Recorder
+    tell: Tell
+    records: list[Record]
+    refused: list[str]
+    launches: int = 0
+
+    def record(self, kind: str, **fields: Any) -> None:
+        written = self.recorder.record(kind, **fields)
+        self.records.append(written)
+        self.tell(written)
+
+    def run(self, job: Job) -> None:
+        """The job at each of its rates, or once on the network as it is; once, too, where nothing can be shaped."""
+        for rate_bps in (job.rates_bps if self.lab.shaped else ()) or (None,):
+            if rate_bps is not None:
+                self.lab.set_rate(rate_bps)
+            try:
+                self._calibrate(job)
+            except GateError as cause:
+                self.refused.append(f"{job.name} at {rate_text(self.lab.rate_bps)}: {cause}")
+                self.record("refused", job=job.name, rate_bps=self.lab.rate_bps, why=str(cause))
+                continue
+            self._launch(job)
+
+    def _calibrate(self, job: Job) -> None:
+        if not self.lab.shaped:
+            return
+        self.tell({"kind": "progress", "job": job.name, "phase": "calibration", "step": 0, "steps": 1})
+        found = calibrate(self.lab, self.out / "logs" / "calibration")
+        self.record("calibration", job=job.name, **found.as_dict())
+        found.check()
+
+    def _launch(self, job: Job) -> None:
+        self.launches += 1
+        run, before = self.experiment.run, self.lab.counters()
+        hurried: list[bool] = []
+
+        def heard(rank: int, message: launch.Message) -> None:
+            if run.realtime and not hurried:  # the first word: everybody has imported torch and joined
+                hurried.append(self.lab.hurry())
+            if message.get("kind") == "progress":
+                self.tell(message)
+            elif isinstance(message.get("kind"), str):
+                self.record(**message)
+
+        launch.run(
+            jobs.KINDS[job.kind].worker,
+            ["--order", json.dumps(job.order.as_table()), "--network", json.dumps(self._network())],
+            ranks=self.experiment.ranks,
+            on_message=heard,
+            log_dir=self.out / "logs" / f"{self.launches:02}-{job.name.replace('/', '-')}",
+            limit_s=run.limit_s,
+            places=self.lab.places(run.ranks_per_host),
+        )
+        if self.lab.shaped:
+            nodes = difference(self.lab.counters(), before)
+            facts = {"job": job.name, "rate_bps": self.lab.rate_bps, "realtime": hurried == [True]}
+            self.record("counters", **facts, nodes=nodes)
+
+    def _network(self) -> dict[str, Any]:
+        """What a worker is told of its network."""
+        if not self.lab.shaped:
+            return {}
+        alone = self.experiment.run.ranks_per_host == 1 and all(h.device == "eth0" for h in self.lab.hosts)
+        return {
+            "text": str(self.lab.network),
+            "rate_bps": self.lab.rate_bps,
+            "shaped": True,
+            "interface": "eth0" if alone else None,
+        }
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: Path,
+    recorder: Recorder,
+    command: str,
+    tell: Tell,
+    folder: Path | None = None,
+) -> Outcome:
+    """Runs all jobs of an experiment. The lab is gone when this returns, whatever happened; so are all ranks."""
+    for job in experiment.jobs:
+        jobs.check_here(job.order, experiment.ranks)
+    outcome, records, refused = "failed", list[Record](), list[str]()
+    with up(experiment.network, fallback=True, folder=folder) as lab:
+        session = Session(experiment, lab, out, recorder, tell, records, refused)
+        session.record(
+            "start", command=command, experiment=experiment.name, ranks=experiment.ranks, host=host_facts(),
+            network=lab.facts(),
+        )  # fmt: skip
+        try:
+            for job in experiment.jobs:
+                session.run(job)
+            outcome = "done"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
+        finally:
+            session.record("end", outcome=outcome)
+        return Outcome(tuple(records), tuple(refused), lab.shaped)
+
+
+def difference(after: Counters, before: Counters) -> dict[str, dict[str, dict[str, int]]]:
+    """What was counted between two readings, by node and device."""
+    return {
+        node: {
+            device: {name: value - before[node][device][name] for name, value in counted.items()}
+            for device, counted in devices.items()
+        }
+        for node, devices in after.items()
+    }

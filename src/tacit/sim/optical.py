@@ -1,0 +1,147 @@
+"""What a schedule takes on an optical ring: light paths are set up, then all transfers of the stage run at full rate.
+
+    part  = set-up + longest path x time a hop + max over transfers of (bytes / (wavelengths of the transfer x rate))
+    stage = parts x part            total = sum over phases of times x stage
+
+Nothing is shared: each transfer has its own wavelengths from source to destination (wavelengths.py finds them). Stages of a
+phase are alike and are costed once, so a ring of 4096 nodes is two stages to compute.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import floor
+
+import numpy as np
+
+from tacit.errors import ConfigError
+from tacit.schedules.schedule import Schedule, Stage
+from tacit.sim.cost import Cost, StageCost
+from tacit.sim.wavelengths import Assignment, Colours, assign, loads, optical_notes, route
+from tacit.topology import OpticalRing
+
+
+@dataclass(frozen=True, slots=True)
+class PowerBudget:
+    """Why light goes only so far: what the laser and the receiver leave for losses, and what takes it.
+
+    fixed + hops x (resonators x pass + propagation) <= budget.
+    """
+
+    budget_db: float  # laser power less the receiver's sensitivity and margin
+    fixed_db: float  # couplers, modulator, drop at the end
+    pass_db: float  # of one micro-ring resonator passed by
+    resonators: int  # that a path passes at every node on its way
+    propagation_db: float = 0.0  # of the fibre or waveguide between two nodes
+
+    def __post_init__(self) -> None:
+        losses = (self.fixed_db, self.pass_db, self.propagation_db)
+        if min(losses) < 0 or self.resonators < 0:
+            raise ConfigError(
+                f"losses of {losses} dB over {self.resonators} resonators a node: none may be negative"
+            )
+        if self.most_hops is not None and self.most_hops < 1:
+            raise ConfigError(
+                f"power budget {self.budget_db:g} dB: {self.fixed_db:g} dB are lost at the ends and {self.hop_db:g} dB a hop, so no light reaches a neighbour; raise the budget"
+            )
+
+    @property
+    def hop_db(self) -> float:
+        return self.resonators * self.pass_db + self.propagation_db
+
+    @property
+    def most_hops(self) -> int | None:
+        """The longest path, for `OpticalRing.most_hops`; None if a hop costs nothing."""
+        left = self.budget_db - self.fixed_db
+        if self.hop_db == 0:
+            return None if left >= 0 else 0
+        return floor(left / self.hop_db + 1e-9)
+
+
+def cost(
+    schedule: Schedule, nbytes: float, ring: OpticalRing, *, stripe: bool = False, hop_s: float = 0.0
+) -> Cost:
+    """The time of `schedule` for one vector of `nbytes`, stage by stage.
+
+    `stripe` spreads transfers over idle wavelengths. `hop_s` is the light's time from node to node (5 ns a metre of fibre); the
+    papers count 0. A path beyond the ring's `most_hops` is refused, by name. O(transfers), by symmetry of the phases.
+    """
+    if not nbytes >= 0 or hop_s < 0:
+        raise ConfigError(f"{nbytes} bytes, {hop_s} s a hop: neither may be negative")
+    if schedule.nodes > ring.nodes:
+        raise ConfigError(
+            f"{schedule.name} has {schedule.nodes} nodes, the optical ring {ring.nodes}; give the ring as many"
+        )
+    for fault in too_long(schedule, ring):
+        raise ConfigError(
+            f"{fault}; use a schedule with shorter paths, such as ring or braid with more stages"
+        )
+    chunk_nbytes, known, stages = nbytes / max(1, schedule.chunks), Colours(), []
+    for i, phase in enumerate(schedule.phases):
+        if phase.times and len(phase.stage):
+            clockwise, wavelength = optical_notes(schedule, i)
+            light = assign(
+                phase.stage, ring, clockwise=clockwise, wavelength=wavelength, stripe=stripe, known=known
+            )
+            stages.append(_stage_cost(phase.stage, phase.times, light, chunk_nbytes, ring, hop_s))
+    return Cost(schedule.name, schedule.world, nbytes, tuple(stages))
+
+
+def rescaled(found: Cost, nbytes: float, was: OpticalRing, ring: OpticalRing) -> Cost:
+    """`found`, costed on the ring `was`, for another vector, rate and set-up; nodes and wavelengths must be the same. O(stages).
+
+    The light does not depend on them, so a sweep over models and rates assigns wavelengths once.
+    """
+    if (was.nodes, was.wavelengths) != (ring.nodes, ring.wavelengths) or not found.nbytes > 0:
+        raise ConfigError(
+            "a cost can be rescaled on a ring of as many nodes and wavelengths, from a vector that is not empty"
+        )
+    bigger, faster = nbytes / found.nbytes, ring.rate_bps / was.rate_bps
+    stages = (
+        replace(
+            stage, nbytes=stage.nbytes * bigger, latency_s=stage.latency_s + ring.setup_s - was.setup_s,
+            transfer_s=stage.transfer_s * bigger / faster,
+        )
+        for stage in found.stages
+    )  # fmt: skip
+    return Cost(found.schedule, found.world, nbytes, tuple(stages))
+
+
+def too_long(schedule: Schedule, ring: OpticalRing) -> Iterator[str]:
+    """One sentence for every stage whose longest path exceeds the power budget; nothing if the schedule is feasible."""
+    number = 0
+    for i, phase in enumerate(schedule.phases):
+        paths = route(phase.stage, ring, optical_notes(schedule, i)[0])
+        far = int(paths.hops.argmax()) if len(phase.stage) else -1
+        if ring.most_hops is not None and far >= 0 and paths.hops[far] > ring.most_hops:
+            yield (
+                f"{schedule.name}: stage {number}: the path {phase.stage.src[far]} -> {phase.stage.dst[far]} is {paths.hops[far]} hops long; "
+                f"the power budget allows {ring.most_hops}"
+            )
+        number += phase.times
+
+
+def _stage_cost(
+    stage: Stage, times: int, light: Assignment, chunk_nbytes: float, ring: OpticalRing, hop_s: float
+) -> StageCost:
+    stripes = light.stripes
+    slow, hops = int((stage.count / stripes).argmax()), int(light.paths.hops.max())
+    return StageCost(
+        times=times,
+        transfers=len(stage),
+        nbytes=float(stage.count.max()) * chunk_nbytes,
+        latency_s=ring.setup_s + hops * hop_s,
+        transfer_s=8 * float(stage.count[slow]) * chunk_nbytes / (float(stripes[slow]) * ring.rate_bps),
+        limit=_limit(light, ring, int(stripes[slow])),
+        parts=light.parts,
+        wavelengths=light.most_wavelengths,
+        stripes=int(stripes[slow]),
+        hops=hops,
+    )
+
+
+def _limit(light: Assignment, ring: OpticalRing, stripes: int) -> str:
+    """What sets the time, in words: the fullest arc."""
+    load = loads(light.paths, ring.nodes)
+    way, arc = (int(i) for i in np.unravel_index(int(load.argmax()), load.shape))
+    each = "1 wavelength" if stripes == 1 else f"{stripes} wavelengths"
+    return f"{load[way, arc]} paths {('clockwise', 'counter-clockwise')[way]} between nodes {arc} and {(arc + 1) % ring.nodes}, {each} each"

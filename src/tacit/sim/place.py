@@ -1,0 +1,274 @@
+"""Where a schedule is costed, read from text: an electrical network or an optical ring, and the same questions to both.
+
+    star(nodes=64, rate=10Gbit, latency=5us)              any network of topology.py, or a .toml file
+    optical(wavelengths=64, rate=40GB/s, setup=25us)      an optical ring; the rate is one wavelength's
+
+What says how many nodes there are may be left out: then there are as many as ranks. An optical ring also takes hop=5ns (the
+light's time from node to node), and how far light goes: most_hops=100, or the losses that decide it: budget=30dB, fixed=5dB,
+pass=0.01dB, resonators=64 (passed at every node), propagation=0dB.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacit.errors import ConfigError
+from tacit.schedules.schedule import Schedule
+from tacit.sim import electrical, optical
+from tacit.sim.bounds import lower_bounds
+from tacit.sim.cost import Cost
+from tacit.sim.wavelengths import check_schedule
+from tacit.topology import NETWORKS, Network, OpticalRing
+from tacit.topology_files import parse_network
+from tacit.units import parse_rate, parse_time, time_text
+
+_CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A network, and how it is used: `stripe` spreads transfers over idle wavelengths, `hop_s` is the light's time a hop."""
+
+    network: Network | OpticalRing
+    stripe: bool = False
+    hop_s: float = 0.0
+    aggregators_on: str = "switches"
+
+    @property
+    def ring(self) -> OpticalRing | None:
+        """The optical ring, if it is one."""
+        return self.network if isinstance(self.network, OpticalRing) else None
+
+    @property
+    def nodes(self) -> int:
+        """How many ranks find room."""
+        return self.network.nodes if isinstance(self.network, OpticalRing) else len(self.network.hosts)
+
+    @property
+    def text(self) -> str:
+        """What it is, in a line, rates in bytes and in bits."""
+        ring = self.ring
+        if ring is None:
+            return _network_text(self.network)  # type: ignore[arg-type]
+        words = [
+            f"optical ring of {ring.nodes:,} nodes",
+            f"{ring.wavelengths} wavelengths a direction",
+            f"{rate_words(ring.rate_bps)} a wavelength",
+            f"set-up {time_text(ring.setup_s)} a stage",
+        ]
+        words += [f"light goes {ring.most_hops} hops"] if ring.most_hops is not None else []
+        words += [f"{time_text(self.hop_s)} a hop"] if self.hop_s else []
+        words += ["transfers striped over idle wavelengths"] if self.stripe else []
+        return ", ".join(words)
+
+    def cost(self, schedule: Schedule, nbytes: float) -> Cost:
+        """What `schedule` takes here for a vector of `nbytes`."""
+        if isinstance(self.network, OpticalRing):
+            return optical.cost(schedule, nbytes, self.network, stripe=self.stripe, hop_s=self.hop_s)
+        return electrical.cost(schedule, nbytes, self.network, aggregators_on=self.aggregators_on)
+
+    def prove(self, schedule: Schedule) -> None:
+        """Raises ScheduleError unless every transfer has light of its own, if there is light."""
+        if self.ring is None:
+            return
+        for fault in optical.too_long(schedule, self.ring):
+            raise ConfigError(
+                f"{fault}; take a schedule with shorter paths, such as ring, or raise the budget"
+            )
+        check_schedule(schedule, self.ring, stripe=self.stripe)
+
+    def alpha_beta_s(self, schedule: Schedule, cost: Cost) -> float:
+        """The check beside a cost, by formula. Electrical: the ranks' own links alone (`electrical.alpha_beta`), the slowest
+        of them, with the longest latency of a stage. Optical: stages x (set-up + longest transfer on one wavelength).
+        """
+        if not cost.stages:
+            return 0.0
+        if isinstance(self.network, OpticalRing):
+            rate_bps, setup_s = self.network.rate_bps, self.network.setup_s
+            return sum(stage.times * (setup_s + 8 * stage.nbytes / rate_bps) for stage in cost.stages)
+        at_ranks = (self.network.ends < schedule.world).any(axis=1)
+        latency_s = max(stage.latency_s for stage in cost.stages)
+        slowest_bps = float(self.network.rate_bps[at_ranks].min())
+        return electrical.alpha_beta(schedule, cost.nbytes, slowest_bps, latency_s)
+
+    def lower_bound_s(self, schedule: Schedule, nbytes: float) -> float | None:
+        """What nothing that ends in a sum can beat here, by arguments and not by search; None where none is known.
+
+        Optical: bounds.py. Electrical: the least latency, and the larger of two times: the slowest rank says its vector and
+        hears the sum; all ranks together say 2 (n - 1) vectors, if none is added on the way.
+        """
+        if schedule.goal != "sum":
+            return None
+        if schedule.world == 1:
+            return 0.0
+        if isinstance(self.network, OpticalRing):
+            whole = schedule.world == self.network.nodes and not schedule.aggregators
+            return lower_bounds(schedule.world, nbytes, self.network).combined_s if whole else None
+        return _electrical_bound_s(self.network, schedule, nbytes)
+
+
+def parse_place(
+    text: str, world: int | None = None, *, stripe: bool = False, aggregators_on: str = "switches"
+) -> Place:
+    """The place that `text` names, with room for `world` ranks where it does not say how much room there is."""
+    text = _line_of(text.strip())
+    match = _CALL.fullmatch(text)
+    if match is not None and match[1] == "optical":
+        ring, hop_s = _optical(text, match[2] or "", world)
+        return Place(ring, stripe, hop_s)
+    if match is not None and not text.endswith(".toml") and match[1] not in NETWORKS:
+        close = get_close_matches(match[1], (*NETWORKS, "optical"), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"unknown network {match[1]!r}; {hint}known are {', '.join(NETWORKS)} and optical")
+    if stripe:
+        raise ConfigError(f"striping is over wavelengths, and {text} has none; give an optical(...) ring")
+    network = parse_network(_sized(match, text, world) if match is not None and world else text)
+    return Place(network, aggregators_on=aggregators_on)
+
+
+def rate_words(rate_bps: float) -> str:
+    """A rate in bytes and in bits, so that nobody takes one for the other: `40 GB/s (320 Gbit/s)`."""
+    steps = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
+
+    def part(value: float, unit: str) -> str:
+        factor, prefix = next(step for step in steps if value >= step[0])
+        return f"{value / (factor or 1):.4g} {prefix}{unit}/s"
+
+    return f"{part(rate_bps / 8, 'B')} ({part(rate_bps, 'bit')})"
+
+
+def _line_of(text: str) -> str:
+    """The `network = "..."` line of a TOML file, if it has one; otherwise the text itself."""
+    if text.endswith(".toml"):
+        try:
+            line = tomllib.loads(Path(text).read_text(encoding="utf-8")).get("network")
+        except (OSError, ValueError):
+            return text  # parse_network says it better
+        if isinstance(line, str):
+            return line.strip()
+    return text
+
+
+def _sized(match: re.Match[str], text: str, world: int) -> str:
+    """`text` with the option that sets the number of hosts, where it was left out."""
+    name, options = match[1], match[2] or ""
+    given = {part.partition("=")[0].strip() for part in options.split(",")}
+    missing = {
+        "star": ("nodes", str(world)),
+        "one_slow_host": ("nodes", str(world)),
+        "two_racks": ("nodes", str(world)),
+        "ring": ("nodes", str(world)),
+        "fat_tree": ("k", str(next(k for k in range(2, 4 * world + 4, 2) if k**3 // 4 >= world))),
+        "torus": ("dims", "x".join(map(str, _squarest(world)))),
+    }
+    hosts = re.search(r"\bhosts\s*=\s*(\d+)", options)
+    if hosts is not None and int(hosts[1]) > 0:
+        missing["leaf_spine"] = ("leaves", str(-(-world // int(hosts[1]))))
+    if name not in missing or missing[name][0] in given:
+        return text
+    return f"{name}({'='.join(missing[name])}{', ' + options if options.strip() else ''})"
+
+
+def _squarest(world: int) -> tuple[int, int]:
+    rows = next(rows for rows in range(isqrt(world), 0, -1) if world % rows == 0)
+    return rows, world // rows
+
+
+def _network_text(network: Network) -> str:
+    rates, latencies = np.unique(network.rate_bps), np.unique(network.latency_s)
+    words = [str(network), f"{len(network.hosts):,} hosts"]
+    if len(rates):
+        words.append("links of " + _span(rates, rate_words))
+        words.append("latency " + _span(latencies, time_text) + " a link")
+    return ", ".join(words)
+
+
+def _electrical_bound_s(network: Network, schedule: Schedule, nbytes: float) -> float:
+    world, links = schedule.world, len(network.ends)
+    rates, least_s = np.zeros(world), np.full(world, np.inf)
+    for end in network.ends.T:  # both ends of a link: full duplex, so what a rank can say is what it can hear
+        mine = end < world
+        np.add.at(rates, end[mine], network.rate_bps[mine])
+        np.minimum.at(least_s, end[mine], network.latency_s[mine])
+    one_s = 8 * nbytes / float(rates.min())
+    all_s = 16 * (world - 1) * nbytes / float(rates.sum()) if not schedule.aggregators else 0.0
+    return max(one_s, all_s) + (float(least_s.min()) if links else 0.0)
+
+
+def _span(values: Any, words: Callable[[float], str]) -> str:
+    return words(values[0]) if len(values) == 1 else f"{words(values[0])} to {words(values[-1])}"
+
+
+# ---- optical rings ----
+
+
+def _whole(text: str) -> int:
+    return int(text)
+
+
+def _decibels(text: str) -> float:
+    number, unit = text[:-2].strip(), text[-2:]
+    if unit != "dB":
+        raise ConfigError(f"loss {text!r} has no unit; write for example 30dB")
+    return float(number)
+
+
+_RING: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "nodes": ("nodes", _whole),
+    "wavelengths": ("wavelengths", _whole),
+    "rate": ("rate_bps", parse_rate),
+    "setup": ("setup_s", parse_time),
+    "most_hops": ("most_hops", _whole),
+    "hop": ("hop_s", parse_time),
+}
+_LOSS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "budget": ("budget_db", _decibels),
+    "fixed": ("fixed_db", _decibels),
+    "pass": ("pass_db", _decibels),
+    "resonators": ("resonators", _whole),
+    "propagation": ("propagation_db", _decibels),
+}
+
+OPTICAL_OPTIONS = (*_RING, *_LOSS)
+
+
+def _optical(text: str, options: str, world: int | None) -> tuple[OpticalRing, float]:
+    """The ring, and the light's time a hop."""
+    ring: dict[str, Any] = {}
+    loss: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in options.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        known = _RING | _LOSS
+        if not equals or key not in known:
+            problem = f"has no option {key!r}" if equals else f"says {part!r} without ="
+            raise ConfigError(f"network {text!r} {problem}; optical has {', '.join(known)}")
+        name, reader = known[key]
+        try:
+            (ring if key in _RING else loss)[name] = reader(value)
+        except ValueError as cause:
+            raise ConfigError(
+                f"network {text!r}: {key}={value} is no number; write for example {key}=64"
+            ) from cause
+    hop_s = ring.pop("hop_s", 0.0)
+    if "nodes" not in ring and world is None:
+        raise ConfigError(f"network {text!r} does not say how many nodes; give --world, or nodes=...")
+    if loss:
+        ring["most_hops"] = _most_hops(loss, text)
+    if ring.get("most_hops") is not None and ring["most_hops"] < 1:
+        raise ConfigError(
+            f"network {text!r}: most_hops={ring['most_hops']}: light that reaches a neighbour goes 1 hop or more"
+        )
+    return OpticalRing(**({"nodes": world} | ring)), hop_s
+
+
+def _most_hops(loss: dict[str, Any], text: str) -> int | None:
+    if "budget_db" not in loss:
+        raise ConfigError(f"network {text!r} gives losses but no budget; write for example budget=30dB")
+    return optical.PowerBudget(**({"fixed_db": 0.0, "pass_db": 0.0, "resonators": 0} | loss)).most_hops

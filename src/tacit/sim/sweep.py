@@ -1,0 +1,113 @@
+"""Many costs in a row, one record a point: schedules x worlds x vectors x networks. What a file holds already is skipped.
+
+with Recorder("runs/sweep.jsonl") as recorder:
+    for record in sweep(points(["ring", "wrht"], [1024, 4096], {"vgg16": 552_000_000}, ["optical"]), recorder):
+        ...
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from tacit.errors import ConfigError
+from tacit.records import Record, Recorder, TornRecordWarning, read
+from tacit.sim.place import parse_place
+from tacit.sim.texts import parse_schedule
+
+KIND = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One question: what does this schedule take for this vector, among so many ranks, on this network?"""
+
+    schedule: str
+    world: int
+    vector: str  # the model's name, or the size as text
+    nbytes: int
+    on: str
+    stripe: bool = False
+
+
+def points(
+    schedules: Sequence[str],
+    worlds: Sequence[int],
+    vectors: Mapping[str, int],
+    networks: Sequence[str],
+    stripe: bool = False,
+) -> list[Point]:
+    """Every combination, smallest worlds first: what is cheap is known early."""
+    every = product(sorted(worlds), networks, vectors.items(), schedules)
+    return [Point(schedule, world, name, nbytes, on, stripe) for world, on, (name, nbytes), schedule in every]
+
+
+def known(path: Path) -> dict[Point, Record]:
+    """The points whose time is in the file already; a line that cannot be read counts as missing."""
+    if not path.exists():
+        return {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TornRecordWarning)
+            records = read(path)
+    except OSError as cause:
+        raise ConfigError(f"{path}: cannot be read ({cause.strerror}); name another file") from cause
+    if not records and path.stat().st_size:
+        raise ConfigError(f"{path}: holds no record; name another file, this one would be spoilt")
+    names = tuple(Point.__dataclass_fields__)
+    return {
+        Point(**{name: entry[name] for name in names}): entry
+        for entry in records
+        if entry.get("kind") == KIND
+        and entry.get("time_s") is not None
+        and all(name in entry for name in names)
+    }
+
+
+def sweep(
+    todo: Iterable[Point],
+    recorder: Recorder,
+    *,
+    have: Mapping[Point, Record] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Record]:
+    """The record of every point, as it is made: its cost, or the sentence that refused it. Those in `have` come as they are.
+
+    `took_s` is the time of building, proving the light of and costing the schedule; `peak_nbytes` the most memory that this
+    process has used so far.
+    """
+    for point in todo:
+        if have and point in have:
+            yield have[point]
+        else:
+            yield recorder.record(KIND, **asdict(point), **_answer(point, clock))
+
+
+def peak_nbytes() -> int:
+    """The most memory this process has used so far."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _answer(point: Point, clock: Callable[[], float]) -> Record:
+    start_s = clock()
+    try:
+        place = parse_place(point.on, point.world, stripe=point.stripe)
+        schedule = parse_schedule(point.schedule, point.world, place.ring)
+        place.prove(schedule)
+        cost = place.cost(schedule, point.nbytes)
+        found: Record = {
+            "time_s": cost.time_s,
+            "latency_s": cost.latency_s,
+            "stage_count": cost.stage_count,
+            "transfers": schedule.transfer_count,
+            "alpha_beta_s": place.alpha_beta_s(schedule, cost),
+            "lower_bound_s": place.lower_bound_s(schedule, point.nbytes),
+        }
+    except ConfigError as refusal:
+        found = {"time_s": None, "refused": str(refusal)}
+    return found | {"took_s": clock() - start_s, "peak_nbytes": peak_nbytes()}
