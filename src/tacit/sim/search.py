@@ -111,7 +111,7 @@ def search(world: int, nbytes: float, ring: OpticalRing, *, finalists: int = 4, 
 def _varied(plans: list[_Plan], most: int) -> list[_Plan]:
     """The first of them, but of one list of levels no more than two: what the loads promise, the colours may not keep."""
     seen: Counter[str] = Counter()
-    some = []
+    some: list[_Plan] = []
     for plan in plans:
         if seen[plan.levels] < 2 and len(some) < most:
             seen[plan.levels] += 1
