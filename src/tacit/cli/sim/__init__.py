@@ -10,15 +10,15 @@ from tacit.errors import ConfigError
 
 ACTIONS = ("cost", "step", "verify", "search", "paper", "sweep", "draw", "models", "schedules")
 EXAMPLES = """\
+A schedule is a name with options (see `tacit sim schedules`) or a .json or .toml file of your own. A network is star(...),
+ring(...), torus(...), fat_tree(...), leaf_spine(...), two_racks(...), one_slow_host(...), optical(...) or a .toml file. Sizes and
+rates carry a unit: 10Gbit is bits a second, 40GB/s is bytes a second.
+
 examples:
   tacit sim cost ring 'wrht(all_to_all=True)' --on 'optical(wavelengths=64, rate=40GB/s, setup=25us)' --world 1024 --model VGG16
   tacit sim cost tree --on 'star(rate=10Gbit, latency=5us)' --world 64 --size 100MB
   tacit sim verify my_algorithm.toml
-  tacit sim draw wrht --on 'optical(wavelengths=4)' --world 27 --out wrht.svg
-
-A schedule is a name with options (see `tacit sim schedules`) or a .json or .toml file of your own. A network is star(...),
-ring(...), torus(...), fat_tree(...), leaf_spine(...), two_racks(...), one_slow_host(...), optical(...) or a .toml file. Sizes and
-rates carry a unit: 10Gbit is bits a second, 40GB/s is bytes a second."""
+  tacit sim draw wrht --on 'optical(wavelengths=4)' --world 27 --out wrht.svg"""
 
 
 def add_parser(subparsers: Any) -> None:
