@@ -42,6 +42,10 @@ class OpticalRing:
             raise ConfigError(
                 f"rate {self.rate_bps:g} bit/s and set-up {self.setup_s:g} s must not be negative, the rate not zero"
             )
+        if self.most_hops is not None and self.most_hops < 1:
+            raise ConfigError(
+                f"most_hops={self.most_hops}: light must reach a neighbour at least; give 1 or more"
+            )
 
 
 # ---- electrical networks ----

@@ -44,8 +44,7 @@ def test_the_tree_has_the_length_that_the_ball_promises(nodes, depth):
 
 
 def test_all_stages_of_a_tree_carry_nearly_the_same():
-    src_dst = list(strand(1024, parse_levels("*/9")))
-    lengths = [int(np.abs(src - dst).sum()) for src, dst in src_dst]
+    lengths = [int(np.abs(src - dst).sum()) for _, src, dst in strand(1024, parse_levels("*/9"))]
     assert sum(lengths) == shortest_length(1024, 9) == 2871
     assert max(lengths) <= 1.15 * min(lengths)
 

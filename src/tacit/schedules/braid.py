@@ -51,9 +51,8 @@ def braid(world: int, *, levels: str | None = None, strands: int | None = None) 
         raise ConfigError(
             f"braid: {cut} strands of {world} ranks are too many transfers to write out; the limit is {_MOST_TRANSFERS // world} strands"
         )
-    tree = list(strand(world, parsed))
     turn = turns(world, parsed, cut)
-    made = [_stage(world, turn, src, dst) for src, dst in tree]
+    made = [_stage(world, turn, src, dst) for _, src, dst in strand(world, parsed)]
     spread = tuple(Phase(stage) for stage, _ in made)
     ways = [clockwise for _, clockwise in made]
     optical = [_light(~way) for way in reversed(ways)] + [_light(way) for way in ways]
@@ -184,14 +183,14 @@ def _unrolled(stage: Ints, parent: Ints, told_from_left: Bools) -> tuple[Ints, I
 # ---- strands ----
 
 
-def strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[Pair]:
-    """Who tells whom on a line of `world` nodes, stage by stage, from the root down; stages with nobody are left out."""
+def strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[tuple[int, Ints, Ints]]:
+    """Who tells whom on a line of `world` nodes, from the root down: (level, sources, destinations) of every stage that has any."""
     left, spread = np.arange(world), []
     for group, depth in levels:
         left, stages = _level(left, group or max(1, len(left)), depth)
         spread.append(stages)
-    for stages in reversed(spread):
-        yield from (pair for pair in stages if len(pair[0]))
+    for level, stages in reversed(list(enumerate(spread))):
+        yield from ((level, src, dst) for src, dst in stages if len(src))
 
 
 def _level(left: Ints, group: int, depth: int) -> tuple[Ints, list[Pair]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tacit.errors import ConfigError, ScheduleError
 from tacit.schedules.braid import braid, parse_levels, shortest_length, sphere, strand, turns
-from tacit.schedules.schedule import Ints, Schedule
+from tacit.schedules.schedule import Schedule
 from tacit.sim.bounds import Bounds, lower_bounds
 from tacit.sim.cost import Cost
 from tacit.sim.optical import cost, rescaled
@@ -219,7 +219,8 @@ def _loaded(world: int, levels: str, wavelengths: int, most_hops: int | None) ->
 def _profiles(world: int, levels: str) -> list[tuple[Spectrum, int, int]]:
     """Of every stage of one strand: the spectrum of its load both ways round, the block after which strands are alike, the longest path."""
     parsed, found = parse_levels(levels), []
-    for (src, dst), block in zip(*_with_blocks(world, parsed), strict=True):
+    for level, src, dst in strand(world, parsed):
+        block = prod(group or world for group, _ in parsed[: level + 1])
         low, high = np.minimum(src, dst), np.maximum(src, dst)
         load = np.zeros((2, world + 1))
         for way, mine in enumerate((dst > src, dst < src)):
@@ -237,29 +238,14 @@ def _strand_counts(
     block = prod(group for group, _ in parse_levels(levels) if group)
     load = max((float(profile[:, 0].real.max()) / world for profile, _, _ in stages), default=1.0)
     most = max(2 * block, min(world, 640, max(64, _MOST_TRANSFERS // world)))
-    counts = set()
+    counts: set[int] = set()
     fills, slacks = (
         ((1, 2, 3, 4, 6, 8), (1.02, 1.06, 1.1, 1.16, 1.25)) if world <= _LARGE else ((1, 2, 4), (1.06, 1.16))
     )
     for times, slack in product(fills, slacks):
         strands = min(most, int(wavelengths / (slack * load * times)))
         counts |= {strands, strands // block * block}
-    return sorted(count for count in counts if count >= max(1, min(block, world)))
-
-
-def _with_blocks(
-    world: int, parsed: list[tuple[int | None, int]]
-) -> tuple[list[tuple[Ints, Ints]], list[int]]:
-    """The stages of a strand, and for each the size of the block within which strands differ."""
-    pairs, blocks, block = list(strand(world, parsed)), [], 1
-    left = world
-    for group, depth in parsed:
-        block = block * group if group else world
-        left_group = min(group or left, left)
-        blocks.append([block] * min(depth, max(1, left_group // 2)))
-        left = -(-left // (group or left))
-    flat = [b for level in reversed(blocks) for b in level]
-    return pairs, (flat + [world] * len(pairs))[: len(pairs)]
+    return sorted(count for count in counts if count >= min(block, world)) or [min(block, world)]
 
 
 def _unit(world: int, wavelengths: int) -> OpticalRing:
