@@ -16,7 +16,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub bench bench-codec bench-error bench-accuracy clean distclean
+.PHONY: help demo test check stub fuzz bench bench-codec bench-error bench-accuracy clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -32,11 +32,14 @@ check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 	@echo "ruff check";   $(BIN)/ruff check -q
 	@echo "ruff format";  $(BIN)/ruff format -q --check || { echo "run: $(BIN)/ruff format"; exit 1; }
 	@echo "mypy";         $(BIN)/mypy --no-error-summary
-	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE))
+	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE)) fuzz/plane.cpp
 	@echo "stub";         mkdir -p build && $(STUBGEN) build/_core.pyi && diff -u $(STUB) build/_core.pyi || { echo "$(STUB) is out of date; run: make stub"; exit 1; }
 
 stub: $(READY)  ## write the stub of the C++ core again
 	@$(STUBGEN) $(STUB)
+
+fuzz:  ## ten million mutated packets through the aggregator's plane, under sanitizers (about a minute)
+	@fuzz/run $(ARGS)
 
 bench: $(READY)  ## run the short benchmarks: one JSON record a line
 	@$(BIN)/python benchmarks/blocks.py

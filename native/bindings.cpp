@@ -6,6 +6,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "aggregator_bindings.h"
 #include "blocks.h"
 #include "rotated.h"
 
@@ -214,4 +215,6 @@ NB_MODULE(_core, m) {
           "The instruction sets this CPU can run, slowest first; all give the same bits.");
     m.def("use_simd", &tacit::use_simd, "name"_a,
           "Runs on the named instruction set from now on, in all threads.");
+
+    tacit::bind_aggregator(m);
 }

@@ -10,7 +10,19 @@ import pytest
 import tacit
 
 ROOT = Path(tacit.__file__).parent
-TORCHLESS = ("schedules", "topology", "sim", "lab", "report", "records", "units", "errors", "cli", "launch")
+TORCHLESS = (
+    "schedules",
+    "topology",
+    "sim",
+    "lab",
+    "report",
+    "records",
+    "units",
+    "errors",
+    "cli",
+    "launch",
+    "aggregator",
+)
 FORBIDDEN = {
     "codecs": {"transports", "exchange", "attachments", "strategy", "cli", "report", "lab", "sim"},
     "requests": {"codecs", "transports", "exchange", "attachments", "strategy"},

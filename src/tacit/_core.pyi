@@ -2,6 +2,9 @@
 The C++ core: loops at the speed of memory. Arrays are 1-D, contiguous, on the CPU.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy
 import numpy.typing
 import torch
@@ -89,3 +92,120 @@ def simd_variants() -> list[str]:
 
 def use_simd(name: str) -> None:
     """Runs on the named instruction set from now on, in all threads."""
+
+WIRE_FORMAT: str = '<BBIQBBBBHH'
+
+def wire_fields() -> list[tuple[str, int, int]]:
+    """Name, offset and bytes of every field of the header."""
+
+def wire_kinds() -> list[tuple[str, int]]:
+    """Kinds of packets."""
+
+def wire_lanes() -> list[tuple[str, int]]:
+    """Lane types."""
+
+def wire_verdicts() -> list[str]:
+    """What is counted, one for each packet."""
+
+def wire_events() -> list[str]:
+    """What is counted beside it."""
+
+WIRE_MAGIC: int = 161
+
+WIRE_VERSION: int = 32768
+
+WIRE_SATURATED: int = 128
+
+WIRE_LOWER_NBYTES: int = 42
+
+WIRE_MOST_JOBS: int = 256
+
+WIRE_MOST_RANKS: int = 64
+
+WIRE_MOST_SLOTS: int = 32768
+
+WIRE_MOST_PAYLOAD: int = 8944
+
+def wire_bits(lanes: int) -> tuple[int, int]:
+    """
+    Bits of an element on the way up and on the way down; 0, 0 for no lane type.
+    """
+
+def wire_elements(lanes: int, mtu: int) -> int:
+    """Elements that fit into one packet both ways."""
+
+class Plane:
+    """The aggregator's user-space plane, without sockets."""
+
+    def __init__(self, slots: int) -> None: ...
+
+    def receive(self, packet: bytes, source: tuple[str, int], now_ns: int = 0) -> list[tuple[bytes, tuple[str, int]]]:
+        """The answers to one packet, and where they go."""
+
+    def receive_rows(self, packets: numpy.typing.NDArray[numpy.uint8], sources: list[tuple[str, int]]) -> tuple[int, int]:
+        """
+        How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
+        """
+
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes) -> None:
+        """
+        Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
+        """
+
+    def remove_job(self, id: int) -> None:
+        """Forgets the job and its sums; its packets are answered with 'unknown'."""
+
+    def jobs(self) -> list[int]:
+        """Ids of the jobs."""
+
+    def counts(self) -> dict[str, int]:
+        """Packets by verdict, and events, of all jobs and of none."""
+
+    def stats(self, id: int) -> dict[str, Any]:
+        """
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        """
+
+class UdpPlane:
+    """The user-space plane on UDP sockets, in threads of its own."""
+
+    def __init__(self, listen: tuple[str, int], slots: int, threads: int, buffer_nbytes: int) -> None: ...
+
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+
+    def start(self) -> None:
+        """Serves until stop()."""
+
+    def stop(self) -> None:
+        """
+        Returns when the threads have ended and the port is free. A second call does nothing.
+        """
+
+    def sockets(self) -> dict[str, int]:
+        """
+        Packets that found the receive buffer full, answers that could not be sent, failed calls.
+        """
+
+    @staticmethod
+    def now_ns() -> int:
+        """The clock of `last_ns`."""
+
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes) -> None:
+        """
+        Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
+        """
+
+    def remove_job(self, id: int) -> None:
+        """Forgets the job and its sums; its packets are answered with 'unknown'."""
+
+    def jobs(self) -> list[int]:
+        """Ids of the jobs."""
+
+    def counts(self) -> dict[str, int]:
+        """Packets by verdict, and events, of all jobs and of none."""
+
+    def stats(self, id: int) -> dict[str, Any]:
+        """
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        """

@@ -11,7 +11,7 @@ from tacit.errors import ConfigError, TacitError
 from tacit.lab import jobs
 from tacit.lab.experiment import Run, read
 from tacit.lab.inside import Traffic, parse
-from tacit.lab.jobs.limits import Limits, figures, limit_s
+from tacit.lab.jobs.limits import Limits, figures, limit_s, repeats_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +112,13 @@ def test_limits_compares_time_with_the_rate_and_bytes_with_the_count() -> None:
     assert figures(10**6, 4, 1e8, [0.139], sent)["passed"] is False
     more = [Traffic(0, 0, 1_600_000, 200)] * 4
     assert figures(10**6, 4, 1e8, [0.126], more)["passed"] is False
+
+
+def test_short_all_reduces_are_timed_more_often() -> None:
+    assert repeats_of(50_000_000, 5, 1e8) == 5
+    assert repeats_of(1_000_000, 5, 1e8) == 25
+    assert repeats_of(1_000_000, 5, 1e10) == 40
+    assert repeats_of(1_000_000, 5, None) == 5
 
 
 def test_limits_on_loopback_claims_nothing() -> None:

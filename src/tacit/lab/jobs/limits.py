@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
 TIME_SHARE = 0.10  # off the limit
 BYTE_SHARE = 0.02  # off the count
-WARM_UPS = 1
+WARM_UPS = 2
+LEAST_S, MOST_REPEATS = 2.0, 40  # short ones are repeated until they have taken so long in all
 LEAD_S = 0.01  # between the agreement on a start and the start
 _KEYS = ("job", "sizes", "repeats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """All-reduces of `sizes_nbytes` of floats, each `repeats` times."""
+    """All-reduces of `sizes_nbytes` of floats, each `repeats` times or more."""
 
     job: str = "limits"
     sizes_nbytes: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)
@@ -67,6 +69,12 @@ def limit_s(nbytes: int, ranks: int, rate_bps: float) -> float:
     Bytes on the wire have headers: TCP at an MTU of 1500 leaves 95.64 % of the rate to them, which is not taken off here.
     """
     return 2 * (ranks - 1) / ranks * 8 * nbytes / rate_bps
+
+
+def repeats_of(nbytes: int, repeats: int, rate_bps: float | None) -> int:
+    """How often a size is timed: `repeats` times, a short one more often, since anything may disturb it."""
+    once_s = limit_s(nbytes, 2, rate_bps) if rate_bps else LEAST_S
+    return max(repeats, min(MOST_REPEATS, ceil(LEAST_S / once_s)))
 
 
 def figures(
@@ -127,9 +135,10 @@ def run(order: Limits, network: Network) -> None:
     """One process group, every size in turn; rank 0 says a `limits` for each."""
     from tacit.lab.jobs.common import Progress, say
 
-    progress = Progress(order.job, "all-reduce", len(order.sizes_nbytes) * (WARM_UPS + order.repeats))
-    for nbytes in order.sizes_nbytes:
-        found = _measure(nbytes, order.repeats, network, progress)
+    plan = {nbytes: repeats_of(nbytes, order.repeats, network.rate_bps) for nbytes in order.sizes_nbytes}
+    progress = Progress(order.job, "all-reduce", sum(WARM_UPS + repeats for repeats in plan.values()))
+    for nbytes, repeats in plan.items():
+        found = _measure(nbytes, repeats, network, progress)
         say("limits", job=order.job, network=network.text, shaped=network.shaped, **found)
 
 

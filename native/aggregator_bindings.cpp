@@ -1,0 +1,265 @@
+#include "aggregator_bindings.h"
+
+#include <arpa/inet.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plane.h"
+#include "slot.h"
+#include "udp_plane.h"
+#include "wire.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tacit;
+
+namespace {
+
+using Address = std::pair<std::string, int>;  // as Python's sockets have it
+
+tacit_address from_python(const Address& address) {
+    const auto& [host, port] = address;
+    tacit_address found{};
+    if (::inet_pton(AF_INET, host.c_str(), &found.ip) != 1)
+        throw nb::value_error(("host '" + host + "': four numbers with dots between, as 10.0.0.1").c_str());
+    if (port < 0 || port > 65535)
+        throw nb::value_error(("port=" + std::to_string(port) + ": from 0 to 65535").c_str());
+    found.port = htons(std::uint16_t(port));
+    return found;
+}
+
+Address to_python(tacit_address address) {
+    char text[INET_ADDRSTRLEN];
+    ::inet_ntop(AF_INET, &address.ip, text, sizeof text);
+    return {text, ntohs(address.port)};
+}
+
+const char* const count_names[] = {"",
+#define TACIT_COUNT(name, text) text,
+                                   TACIT_VERDICTS(TACIT_COUNT) TACIT_EVENTS(TACIT_COUNT)
+#undef TACIT_COUNT
+};
+
+nb::dict counts_to_python(const Counts& counts) {
+    nb::dict found;
+    for (int what = TACIT_FINE + 1; what < TACIT_COUNTS; ++what)
+        found[count_names[what]] = counts[std::size_t(what)];
+    return found;
+}
+
+nb::dict stats_to_python(const JobStats& stats) {
+    nb::list ranks;
+    for (const auto& rank : stats.ranks)
+        ranks.append(nb::make_tuple(rank.packets, rank.last_ns, rank.missing));
+    nb::dict found;
+    found["counts"] = counts_to_python(stats.counts);
+    found["received_nbytes"] = stats.received_nbytes;
+    found["answered_nbytes"] = stats.answered_nbytes;
+    found["unfinished"] = stats.unfinished;
+    found["ranks"] = ranks;
+    return found;
+}
+
+// A field of the wire that would be cut is refused; the plane checks the rest.
+template <class Narrow>
+Narrow narrow(const char* name, std::int64_t value) {
+    if (std::in_range<Narrow>(value)) return Narrow(value);
+    throw nb::value_error((std::string(name) + "=" + std::to_string(value) + ": from 0 to " +
+                           std::to_string(std::numeric_limits<Narrow>::max()))
+                              .c_str());
+}
+
+template <class SomePlane>
+void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
+             std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
+             std::int64_t quorum, nb::bytes table) {
+    Job job{narrow<std::uint8_t>("id", id), {}, {}};
+    job.terms.cookie = cookie;
+    job.terms.lanes = narrow<std::uint8_t>("lanes", lanes);
+    job.terms.elements = narrow<std::uint16_t>("elements", elements);
+    job.terms.first_slot = narrow<std::uint16_t>("first_slot", first_slot);
+    job.terms.slots = narrow<std::uint16_t>("slots", slots);
+    job.terms.quorum = narrow<std::uint8_t>("quorum", quorum);
+    if (table.size() != sizeof job.terms.table)
+        throw nb::value_error(("table has " + std::to_string(table.size()) + " entries: exactly " +
+                               std::to_string(sizeof job.terms.table))
+                                  .c_str());
+    std::memcpy(job.terms.table, table.data(), sizeof job.terms.table);
+    for (const auto& member : members) job.members.push_back(from_python(member));
+    nb::gil_scoped_release unlocked;
+    plane.add_job(job);
+}
+
+// A plane and the answers to its last packet.
+struct OnePacketPlane : Plane {
+    Outbox out{1};
+    using Plane::Plane;
+
+    nb::list receive_one(nb::bytes packet, const Address& source, std::uint64_t now_ns) {
+        out.clear();
+        receive({static_cast<const std::uint8_t*>(packet.data()), packet.size()}, from_python(source), now_ns,
+                out);
+        nb::list answers;
+        for (const auto& answer : out.answers())
+            answers.append(
+                nb::make_tuple(nb::bytes(answer.packet.data(), answer.packet.size()), to_python(answer.to)));
+        return answers;
+    }
+
+    // Answers, and nanoseconds without what Python costs.
+    std::pair<std::size_t, std::uint64_t> receive_rows(
+        nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu> packets,
+        const std::vector<Address>& sources) {
+        if (sources.size() != packets.shape(0) || packets.stride(1) != 1)
+            throw nb::value_error("packets: rows of bytes that lie together, and a source for each");
+        std::vector<tacit_address> from;
+        for (const auto& source : sources) from.push_back(from_python(source));
+        nb::gil_scoped_release unlocked;
+        std::size_t answers = 0;
+        const std::uint64_t start = UdpPlane::now_ns();
+        for (std::size_t i = 0; i < from.size(); ++i) {
+            out.clear();
+            receive({packets.data() + std::int64_t(i) * packets.stride(0), packets.shape(1)}, from[i], 0,
+                    out);
+            answers += out.answers().size();
+        }
+        return {answers, UdpPlane::now_ns() - start};
+    }
+};
+
+using Field = std::tuple<std::string, std::size_t, std::size_t>;
+using Numbered = std::vector<std::pair<std::string, int>>;
+using Names = std::vector<std::string>;
+
+void describe_the_wire(nb::module_& m) {
+#define TACIT_FIELD(type, name, letter) letter
+    m.attr("WIRE_FORMAT") = "<" TACIT_FIELDS(TACIT_FIELD);
+#undef TACIT_FIELD
+#define TACIT_FIELD(type, name, letter) {#name, offsetof(tacit_header, name), sizeof(type)},
+    m.def(
+        "wire_fields", [] { return std::vector<Field>{TACIT_FIELDS(TACIT_FIELD)}; },
+        "Name, offset and bytes of every field of the header.");
+#undef TACIT_FIELD
+#define TACIT_NUMBERED(name, number, text) {text, number},
+    m.def("wire_kinds", [] { return Numbered{TACIT_KINDS(TACIT_NUMBERED)}; }, "Kinds of packets.");
+    m.def("wire_lanes", [] { return Numbered{TACIT_LANE_TYPES(TACIT_NUMBERED)}; }, "Lane types.");
+#undef TACIT_NUMBERED
+#define TACIT_COUNT(name, text) text,
+    m.def(
+        "wire_verdicts", [] { return Names{TACIT_VERDICTS(TACIT_COUNT)}; },
+        "What is counted, one for each packet.");
+    m.def("wire_events", [] { return Names{TACIT_EVENTS(TACIT_COUNT)}; }, "What is counted beside it.");
+#undef TACIT_COUNT
+    m.attr("WIRE_MAGIC") = int(TACIT_MAGIC | TACIT_LAYOUT);
+    m.attr("WIRE_VERSION") = int(TACIT_VERSION);
+    m.attr("WIRE_SATURATED") = int(TACIT_SATURATED);
+    m.attr("WIRE_LOWER_NBYTES") = int(TACIT_LOWER_NBYTES);
+    m.attr("WIRE_MOST_JOBS") = int(TACIT_MOST_JOBS);
+    m.attr("WIRE_MOST_RANKS") = int(TACIT_MOST_RANKS);
+    m.attr("WIRE_MOST_SLOTS") = int(TACIT_MOST_SLOTS);
+    m.attr("WIRE_MOST_PAYLOAD") = int(TACIT_MOST_PAYLOAD);
+    m.def(
+        "wire_bits",
+        [](std::uint32_t lanes) { return std::pair(tacit_bits_up(lanes), tacit_bits_down(lanes)); },
+        "lanes"_a, "Bits of an element on the way up and on the way down; 0, 0 for no lane type.");
+    m.def(
+        "wire_elements", [](std::uint32_t lanes, std::uint32_t mtu) { return tacit_elements(lanes, mtu); },
+        "lanes"_a, "mtu"_a, "Elements that fit into one packet both ways.");
+}
+
+// What both planes have. `stats` and `add_job` wait for packets in hand, without the GIL.
+template <class SomePlane, class Class>
+void define_common(Class& plane) {
+    plane
+        .def("add_job", &add_job<SomePlane>, "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a,
+             "first_slot"_a, "slots"_a, "quorum"_a, "table"_a,
+             "Packets of the job are summed from now on; ValueError if it contradicts itself or another job.")
+        .def("remove_job", &SomePlane::remove_job, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Forgets the job and its sums; its packets are answered with 'unknown'.")
+        .def("jobs", &SomePlane::jobs, nb::call_guard<nb::gil_scoped_release>(), "Ids of the jobs.")
+        .def(
+            "counts", [](const SomePlane& self) { return counts_to_python(self.counts()); },
+            nb::sig("def counts(self) -> dict[str, int]"),
+            "Packets by verdict, and events, of all jobs and of none.")
+        .def(
+            "stats",
+            [](const SomePlane& self, int id) {
+                JobStats found;
+                {
+                    nb::gil_scoped_release unlocked;
+                    found = self.stats(id);
+                }
+                return stats_to_python(found);
+            },
+            "id"_a, nb::sig("def stats(self, id: int) -> dict[str, typing.Any]"),
+            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.");
+}
+
+}  // namespace
+
+void tacit::bind_aggregator(nb::module_& m) {
+    describe_the_wire(m);
+
+    nb::class_<OnePacketPlane> plane(m, "Plane", "The aggregator's user-space plane, without sockets.");
+    plane.def(nb::init<std::size_t>(), "slots"_a)
+        .def("receive", &OnePacketPlane::receive_one, "packet"_a, "source"_a, "now_ns"_a = 0,
+             nb::sig("def receive(self, packet: bytes, source: tuple[str, int], now_ns: int = 0) -> "
+                     "list[tuple[bytes, tuple[str, int]]]"),
+             "The answers to one packet, and where they go.")
+        .def("receive_rows", &OnePacketPlane::receive_rows, "packets"_a.noconvert(), "sources"_a,
+             nb::sig("def receive_rows(self, packets: numpy.typing.NDArray[numpy.uint8], sources: "
+                     "list[tuple[str, int]]) -> tuple[int, int]"),
+             "How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.");
+    define_common<OnePacketPlane>(plane);
+
+    nb::class_<UdpPlane> udp(m, "UdpPlane", "The user-space plane on UDP sockets, in threads of its own.");
+    udp.def(
+           "__init__",
+           [](UdpPlane* self, const Address& listen, std::size_t slots, int threads, int buffer_nbytes) {
+               new (self) UdpPlane(from_python(listen), slots, threads, buffer_nbytes);
+           },
+           "listen"_a, "slots"_a, "threads"_a, "buffer_nbytes"_a)
+        .def(
+            "address", [](const UdpPlane& self) { return to_python(self.address()); }, "Where it listens.")
+        .def("start", &UdpPlane::start, "Serves until stop().")
+        .def("stop", &UdpPlane::stop, nb::call_guard<nb::gil_scoped_release>(),
+             "Returns when the threads have ended and the port is free. A second call does nothing.")
+        .def(
+            "sockets",
+            [](const UdpPlane& self) {
+                const SocketStats stats = self.sockets();
+                nb::dict found;
+                found["overrun"] = stats.overrun;
+                found["unsent"] = stats.unsent;
+                found["failures"] = stats.failures;
+                found["receive_buffer_nbytes"] = stats.receive_buffer_nbytes;
+                return found;
+            },
+            nb::sig("def sockets(self) -> dict[str, int]"),
+            "Packets that found the receive buffer full, answers that could not be sent, failed calls.")
+        .def_static("now_ns", &UdpPlane::now_ns, "The clock of `last_ns`.");
+    define_common<UdpPlane>(udp);
+
+    // A port that is taken is Python's OSError, with its number.
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const std::system_error& error) {
+            nb::object args = nb::make_tuple(error.code().value(), error.what());
+            PyErr_SetObject(PyExc_OSError, args.ptr());
+        }
+    });
+}

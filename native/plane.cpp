@@ -1,0 +1,336 @@
+#include "plane.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+
+#include "blocks.h"
+#include "plane_kernels.h"
+#include "rotated_kernels.h"
+
+namespace tacit {
+namespace {
+
+using std::size_t;
+using std::uint64_t;
+using std::uint8_t;
+
+constexpr size_t line = 64;  // of the cache
+// The longest packet, from the start of the line in which its header ends.
+constexpr size_t most_packet = 2 * line + TACIT_MOST_PAYLOAD;
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+    std::string text;
+    const auto add = [&](const auto& part) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+            text += std::to_string(part);
+        else
+            text += part;
+    };
+    (add(parts), ...);
+    throw std::invalid_argument(text);
+}
+
+size_t round_up(size_t nbytes) { return (nbytes + line - 1) / line * line; }
+
+void count(std::atomic<uint64_t>& counter, uint64_t by = 1) {
+    counter.fetch_add(by, std::memory_order_relaxed);
+}
+
+Counts read(const std::array<std::atomic<uint64_t>, TACIT_COUNTS>& counters) {
+    Counts found;
+    std::transform(counters.begin(), counters.end(), found.begin(),
+                   [](const auto& counter) { return counter.load(std::memory_order_relaxed); });
+    return found;
+}
+
+std::span<const uint8_t> reply(tacit_header header, tacit_kind kind, Outbox& out) {
+    tacit_make_reply(&header, kind);
+    return out.packet(header, {});
+}
+
+bool same(tacit_address a, tacit_address b) { return a.ip == b.ip && a.port == b.port; }
+
+struct Cell {
+    tacit_cell state{};
+    mutable std::atomic_flag busy;  // also guards the lanes
+};
+
+// Held for as long as a packet's lanes take: a tenth of a microsecond. Threads meet here only where packets
+// of one chunk come in through different sockets.
+class Lock {
+  public:
+    explicit Lock(const Cell& cell) : busy_(cell.busy) {
+        for (int tries = 0; busy_.test_and_set(std::memory_order_acquire); ++tries)
+            if (tries > 100) std::this_thread::yield();  // its holder may wait for our core
+    }
+    ~Lock() { busy_.clear(std::memory_order_release); }
+    Lock(const Lock&) = delete;
+
+  private:
+    std::atomic_flag& busy_;
+};
+
+}  // namespace
+
+// ---- outbox
+
+Outbox::Outbox(size_t packets) : bytes_(packets * most_packet + line) {
+    answers_.reserve(packets * TACIT_MOST_RANKS);
+    clear();
+}
+
+void Outbox::clear() {
+    answers_.clear();
+    used_ = round_up(reinterpret_cast<std::uintptr_t>(bytes_.data())) -
+            reinterpret_cast<std::uintptr_t>(bytes_.data());
+}
+
+std::span<const uint8_t> Outbox::packet(const tacit_header& header, std::span<const uint8_t> payload) {
+    uint8_t* const at = bytes_.data() + used_ + TACIT_LOWER_NBYTES;
+    const size_t nbytes = sizeof header + payload.size();
+    used_ += round_up(TACIT_LOWER_NBYTES + nbytes);
+    std::memcpy(at, &header, sizeof header);
+    if (!payload.empty()) std::memcpy(at + sizeof header, payload.data(), payload.size());
+    return {at, nbytes};
+}
+
+// ---- jobs
+
+struct Plane::Active {
+    struct Rank {
+        tacit_address address;
+        std::atomic<uint64_t> packets = 0, last_ns = 0;
+    };
+
+    tacit_job terms;
+    std::vector<Rank> ranks;
+    std::vector<Cell> cells;
+    size_t stride;  // bytes from the lanes of one cell to those of the next
+    std::unique_ptr<uint8_t, decltype(&std::free)> lanes;
+    std::array<std::atomic<uint64_t>, TACIT_COUNTS> counts{};
+    std::atomic<uint64_t> received_nbytes = 0, answered_nbytes = 0;
+
+    explicit Active(const Job& job)
+        : terms(job.terms),
+          ranks(job.members.size()),
+          cells(2 * size_t(terms.slots)),
+          stride(round_up(terms.result_nbytes)),
+          // Not filled: the first packet of a chunk writes, and only then does another read.
+          lanes(static_cast<uint8_t*>(std::aligned_alloc(line, cells.size() * stride)), std::free) {
+        if (!lanes) throw std::bad_alloc();
+        for (size_t rank = 0; rank < ranks.size(); ++rank) ranks[rank].address = job.members[rank];
+    }
+
+    uint8_t* lanes_of(size_t cell) { return lanes.get() + cell * stride; }
+
+    void answer(std::span<const uint8_t> packet, tacit_address to, Outbox& out) {
+        out.add(packet, to);
+        count(answered_nbytes, packet.size());
+    }
+};
+
+struct Plane::Kernels {
+    const PlaneKernels& plane;
+    const RotatedKernels& rotated;
+
+    // blocks.cpp picks the instruction set.
+    static Kernels chosen() {
+#ifdef TACIT_X86
+        const std::string name = simd();
+        if (name == avx512::plane_kernels.name) return {avx512::plane_kernels, avx512::rotated_kernels};
+        if (name == avx2::plane_kernels.name) return {avx2::plane_kernels, avx2::rotated_kernels};
+#endif
+        return {baseline::plane_kernels, baseline::rotated_kernels};
+    }
+
+    void write(const tacit_job& job, std::span<const uint8_t> payload, uint8_t* lanes) const {
+        if (job.lanes == TACIT_LANES_TABLE_U8)
+            rotated.u8.lookup_table(payload.data(), job.elements, job.table, lanes);
+        else if (job.lanes == TACIT_LANES_TABLE_U16)
+            rotated.u16.lookup_table(payload.data(), job.elements, job.table,
+                                     reinterpret_cast<std::uint16_t*>(lanes));
+        else
+            std::memcpy(lanes, payload.data(), payload.size());
+    }
+
+    // Whether a lane met its limit.
+    bool add(const tacit_job& job, std::span<const uint8_t> payload, uint8_t* lanes) const {
+        auto* const halves = reinterpret_cast<std::uint16_t*>(lanes);
+        auto* const words = reinterpret_cast<std::int32_t*>(lanes);
+        switch (job.lanes) {
+            case TACIT_LANES_U8:
+                return plane.add_u8(payload.data(), job.elements, lanes);
+            case TACIT_LANES_U16:
+                return plane.add_u16(payload.data(), job.elements, halves);
+            case TACIT_LANES_I32:
+                return plane.add_i32(payload.data(), job.elements, words);
+            case TACIT_LANES_TABLE_U8:
+                return rotated.u8.add_table(payload.data(), job.elements, job.table, lanes) != 0;
+            default:
+                return rotated.u16.add_table(payload.data(), job.elements, job.table, halves) != 0;
+        }
+    }
+};
+
+Plane::Plane(size_t slots) : slots_(slots), kernels_(new Kernels(Kernels::chosen())) {
+    if (slots < 1 || slots > TACIT_MOST_SLOTS)
+        refuse("slots=", slots, ": a plane has 1 to ", int(TACIT_MOST_SLOTS));
+}
+
+Plane::~Plane() = default;
+
+void Plane::add_job(const Job& job) {
+    const tacit_job& terms = job.terms;
+    const size_t world = job.members.size(), first = terms.first_slot, end = first + terms.slots;
+    if (jobs_[job.id]) refuse("job=", int(job.id), " is there already; remove it first");
+    if (world < 1 || world > TACIT_MOST_RANKS)
+        refuse("a job of ", world, " members: a slot knows 1 to ", int(TACIT_MOST_RANKS), " ranks");
+    if (terms.quorum < 1 || terms.quorum > world)
+        refuse("quorum=", int(terms.quorum), ": from 1 to the ", world, " ranks of the job");
+    if (!tacit_bits_up(terms.lanes)) refuse("lanes=", int(terms.lanes), ": no such lane type");
+    if (!std::has_single_bit(terms.slots))
+        refuse("slots=", terms.slots, ": a power of two, lest chunks lose their place when they wrap");
+    if (end > slots_) refuse("slots ", first, " to ", end - 1, ": the plane has ", slots_);
+    for (const int id : jobs()) {
+        const tacit_job& other = jobs_[id]->terms;
+        if (first < size_t(other.first_slot) + other.slots && other.first_slot < end)
+            refuse("slots ", first, " to ", end - 1, " meet those of job ", id, ", ", other.first_slot,
+                   " to ", other.first_slot + other.slots - 1);
+    }
+    const size_t most = TACIT_MOST_PAYLOAD * size_t(8) / tacit_bits_down(terms.lanes);
+    if (terms.elements < 1 || terms.elements > most || terms.elements % TACIT_ELEMENTS_MULTIPLE)
+        refuse("elements=", terms.elements, ": a multiple of ", int(TACIT_ELEMENTS_MULTIPLE), " up to ",
+               most);
+    const size_t top = *std::max_element(std::begin(terms.table), std::end(terms.table));
+    const size_t holds = (size_t(1) << tacit_bits_down(terms.lanes)) - 1;
+    if (tacit_bits_up(terms.lanes) == 4 && world * top > holds)
+        refuse("table up to ", top, " from ", world, " ranks: the lanes hold ", holds, "; use wider ones");
+    Job whole = job;
+    whole.terms.world = uint8_t(world);
+    whole.terms.data_nbytes = __u16(terms.elements * tacit_bits_up(terms.lanes) / 8);
+    whole.terms.result_nbytes = __u16(terms.elements * tacit_bits_down(terms.lanes) / 8);
+    jobs_[job.id] = std::make_unique<Active>(whole);
+}
+
+void Plane::remove_job(int id) {
+    find(id);
+    jobs_[size_t(id)].reset();
+}
+
+Plane::Active& Plane::find(int id) const {
+    if (id < 0 || id >= TACIT_MOST_JOBS || !jobs_[size_t(id)]) refuse("job=", id, ": there is no such job");
+    return *jobs_[size_t(id)];
+}
+
+// ---- packets
+
+tacit_count Plane::receive(std::span<const uint8_t> packet, tacit_address from, uint64_t now_ns,
+                           Outbox& out) {
+    const tacit_count verdict = judge(packet, from, now_ns, out);
+    count(counts_[verdict]);
+    return verdict;
+}
+
+tacit_count Plane::receive_oversized() {
+    count(counts_[TACIT_COUNT_OVERSIZED]);
+    return TACIT_COUNT_OVERSIZED;
+}
+
+tacit_count Plane::judge(std::span<const uint8_t> packet, tacit_address from, uint64_t now_ns, Outbox& out) {
+    tacit_header header;
+    if (packet.size() < sizeof header) return TACIT_COUNT_SHORT;
+    std::memcpy(&header, packet.data(), sizeof header);
+    const auto payload = packet.subspan(sizeof header);
+    if (const auto fault = tacit_check_packet(&header, __u32(payload.size()))) return fault;
+    Active* const job = jobs_[header.job].get();
+    const auto verdict = job ? judge(*job, header, payload, from, now_ns, out) : TACIT_COUNT_JOB;
+    if (job) count(job->counts[verdict]);
+    // The same words for both, lest a stranger find out which jobs there are.
+    if (verdict == TACIT_COUNT_JOB || verdict == TACIT_COUNT_COOKIE)
+        out.add(reply(header, TACIT_KIND_UNKNOWN, out), from);
+    return verdict;
+}
+
+tacit_count Plane::judge(Active& job, tacit_header& header, std::span<const uint8_t> payload,
+                         tacit_address from, uint64_t now_ns, Outbox& out) {
+    if (const auto fault = tacit_check_member(&header, &job.terms)) return fault;
+    auto& rank = job.ranks[header.rank];
+    if (!same(from, rank.address)) return TACIT_COUNT_SOURCE;
+    if (const auto fault = tacit_check_kind(&header, &job.terms)) return fault;
+    count(rank.packets);
+    rank.last_ns.store(now_ns, std::memory_order_relaxed);
+    count(job.received_nbytes, sizeof header + payload.size());
+    const auto verdict =
+        header.kind == TACIT_KIND_PROBE ? TACIT_COUNT_ECHOED : sum_up(job, header, payload, out);
+    if (verdict == TACIT_COUNT_ECHOED) job.answer(reply(header, TACIT_KIND_ECHO, out), from, out);
+    if (verdict == TACIT_COUNT_STALE) job.answer(reply(header, TACIT_KIND_STALE, out), from, out);
+    return verdict;
+}
+
+tacit_count Plane::sum_up(Active& job, tacit_header& header, std::span<const uint8_t> payload, Outbox& out) {
+    const auto event = [&](tacit_count what) {
+        count(counts_[what]);
+        count(job.counts[what]);
+    };
+    const size_t at = tacit_cell_of(&job.terms, header.chunk);
+    uint8_t* const lanes = job.lanes_of(at);
+    const Lock lock(job.cells[at]);
+    tacit_cell& cell = job.cells[at].state;
+
+    const bool data = header.kind == TACIT_KIND_DATA;
+    if (data && tacit_abandons(&cell, header.chunk)) event(TACIT_COUNT_ABANDONED);
+    const auto verdict = data ? tacit_take(&cell, &job.terms, header.chunk, header.rank)
+                              : tacit_settle(&cell, &job.terms, header.chunk);
+    if (verdict == TACIT_COUNT_WROTE) kernels_->write(job.terms, payload, lanes);
+    if (verdict == TACIT_COUNT_ADDED && kernels_->add(job.terms, payload, lanes)) {
+        cell.saturated = 1;
+        event(TACIT_COUNT_SATURATED);
+    }
+    const bool summed = verdict == TACIT_COUNT_WROTE || verdict == TACIT_COUNT_ADDED;
+    const bool completed = verdict == TACIT_COUNT_SETTLED || (summed && cell.done);
+    if (!completed && verdict != TACIT_COUNT_REPEATED) return verdict;
+
+    tacit_make_result(&header, &job.terms, &cell);
+    const auto result = out.packet(header, {lanes, job.terms.result_nbytes});
+    if (completed) {
+        event(TACIT_COUNT_COMPLETED);
+        for (const auto& rank : job.ranks) job.answer(result, rank.address, out);
+    } else {
+        job.answer(result, job.ranks[header.rank].address, out);
+    }
+    return verdict;
+}
+
+// ---- figures
+
+std::vector<int> Plane::jobs() const {
+    std::vector<int> ids;
+    for (int id = 0; id < TACIT_MOST_JOBS; ++id)
+        if (jobs_[size_t(id)]) ids.push_back(id);
+    return ids;
+}
+
+Counts Plane::counts() const { return read(counts_); }
+
+JobStats Plane::stats(int id) const {
+    const Active& job = find(id);
+    JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, {}};
+    for (const auto& rank : job.ranks) found.ranks.push_back({rank.packets, rank.last_ns, 0});
+    for (const Cell& cell : job.cells) {
+        const Lock lock(cell);
+        if (!cell.state.seen || cell.state.done) continue;
+        ++found.unfinished;
+        for (size_t rank = 0; rank < job.ranks.size(); ++rank)
+            found.ranks[rank].missing += !(cell.state.seen >> rank & 1);
+    }
+    return found;
+}
+
+}  // namespace tacit

@@ -1,0 +1,100 @@
+// The aggregator's user-space plane, without sockets: a packet in, packets out. Lays out nothing and decides
+// nothing itself: wire.h and slot.h do.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "slot.h"
+
+namespace tacit {
+
+// What control tells a plane: `data_nbytes`, `result_nbytes` and `world` follow from the rest.
+struct Job {
+    std::uint8_t id;
+    tacit_job terms;
+    std::vector<tacit_address> members;  // by rank
+};
+
+struct Answer {
+    std::span<const std::uint8_t> packet;
+    tacit_address to;
+};
+
+// The answers to a batch of packets. What they hold is a copy, so it may be sent while other threads go on.
+class Outbox {
+  public:
+    explicit Outbox(std::size_t packets);  // that may be received between two clear()
+    std::span<const Answer> answers() const { return answers_; }
+    void clear();
+
+    // A copy of header and payload, the payload at a multiple of 64 bytes.
+    std::span<const std::uint8_t> packet(const tacit_header& header, std::span<const std::uint8_t> payload);
+    void add(std::span<const std::uint8_t> packet, tacit_address to) { answers_.push_back({packet, to}); }
+
+  private:
+    std::vector<std::uint8_t> bytes_;
+    std::size_t used_ = 0;
+    std::vector<Answer> answers_;
+};
+
+using Counts = std::array<std::uint64_t, TACIT_COUNTS>;  // by tacit_count
+
+struct RankStats {
+    std::uint64_t packets;  // that were let in
+    std::uint64_t last_ns;  // when the last one came; 0: never
+    std::uint32_t missing;  // unfinished chunks that wait for this rank
+};
+
+struct JobStats {
+    Counts counts;
+    std::uint64_t received_nbytes, answered_nbytes;  // headers and payloads of members' packets
+    std::uint32_t unfinished;                        // chunks that wait for somebody
+    std::vector<RankStats> ranks;
+};
+
+class Plane {
+  public:
+    // `slots` are shared out among the jobs.
+    explicit Plane(std::size_t slots);
+    ~Plane();
+
+    // Not while receive() or stats() runs. std::invalid_argument if the job contradicts itself, the plane or
+    // another job.
+    void add_job(const Job& job);
+    void remove_job(int id);
+
+    // The verdict on one packet; what is to be sent is added to `out`. Any number of threads at a time, each
+    // with its own `out`. `now_ns` is any clock that does not go back.
+    tacit_count receive(std::span<const std::uint8_t> packet, tacit_address from, std::uint64_t now_ns,
+                        Outbox& out);
+    // A packet that came without its end: more than TACIT_MOST_PAYLOAD.
+    tacit_count receive_oversized();
+
+    std::vector<int> jobs() const;
+    Counts counts() const;
+    JobStats stats(int id) const;
+
+  private:
+    struct Active;  // a job with its cells and counters
+    struct Kernels;
+
+    tacit_count judge(std::span<const std::uint8_t> packet, tacit_address from, std::uint64_t now_ns,
+                      Outbox& out);
+    tacit_count judge(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
+                      tacit_address from, std::uint64_t now_ns, Outbox& out);
+    tacit_count sum_up(Active& job, tacit_header& header, std::span<const std::uint8_t> payload, Outbox& out);
+    Active& find(int id) const;
+
+    std::size_t slots_;
+    std::unique_ptr<const Kernels> kernels_;
+    std::array<std::unique_ptr<Active>, TACIT_MOST_JOBS> jobs_;
+    std::array<std::atomic<std::uint64_t>, TACIT_COUNTS> counts_{};
+};
+
+}  // namespace tacit

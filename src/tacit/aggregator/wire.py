@@ -1,0 +1,109 @@
+"""Packets of the aggregator, as Python reads them: format, names and numbers come from native/wire.h through tacit._core.
+
+Why they look like this: docs/decisions/0008-aggregator-wire.md.
+"""
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+
+from tacit import _core
+
+HEADER = Struct(_core.WIRE_FORMAT)
+MAGIC: int = _core.WIRE_MAGIC
+VERSION: int = _core.WIRE_VERSION  # in `place`: the chunk's phase is odd
+SATURATED: int = _core.WIRE_SATURATED  # in `lanes` of a result
+MOST_JOBS: int = _core.WIRE_MOST_JOBS
+MOST_RANKS: int = _core.WIRE_MOST_RANKS
+MOST_SLOTS: int = _core.WIRE_MOST_SLOTS
+MOST_PAYLOAD: int = _core.WIRE_MOST_PAYLOAD
+VERDICTS = tuple(_core.wire_verdicts())  # every packet is counted under one of them
+EVENTS = tuple(_core.wire_events())  # counted beside it
+CHUNKS = 2**32
+
+
+class Kind(IntEnum):
+    """What a packet is. DATA, PROBE and SETTLE go to a plane; the others come from it."""
+
+    DATA = 1
+    RESULT = 2
+    PROBE = 3
+    ECHO = 4
+    SETTLE = 5
+    UNKNOWN = 6
+    STALE = 7
+
+
+class LaneType(IntEnum):
+    """What a payload holds. The tables send 4-bit indices up, and get sums of what they stand for."""
+
+    U8 = 1
+    U16 = 2
+    I32 = 3
+    TABLE_U8 = 4
+    TABLE_U16 = 5
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16] | np.dtype[np.int32]:
+        """The type of a sum."""
+        if self in (LaneType.U8, LaneType.TABLE_U8):
+            return np.dtype(np.uint8)
+        return np.dtype(np.int32) if self is LaneType.I32 else np.dtype("<u2")
+
+    @property
+    def indexed(self) -> bool:
+        return self in (LaneType.TABLE_U8, LaneType.TABLE_U16)
+
+    @property
+    def largest(self) -> int:
+        return int(np.iinfo(self.dtype).max)
+
+    def data_nbytes(self, elements: int) -> int:
+        """Payload on the way up."""
+        return elements * _core.wire_bits(self)[0] // 8
+
+    def result_nbytes(self, elements: int) -> int:
+        """Payload on the way down."""
+        return elements * _core.wire_bits(self)[1] // 8
+
+    def elements(self, mtu: int) -> int:
+        """Elements that fit into one packet both ways, on a path of this MTU; a multiple of 8."""
+        return _core.wire_elements(self, mtu)
+
+
+class Header(NamedTuple):
+    """The fields of a packet, in their order on the wire."""
+
+    magic: int
+    kind: int
+    chunk: int
+    cookie: int
+    job: int
+    world: int
+    rank: int
+    lanes: int
+    place: int
+    nbytes: int
+
+    @staticmethod
+    def of(packet: bytes) -> "Header":
+        """The header that `packet` starts with; struct.error if it is shorter."""
+        return Header(*HEADER.unpack_from(packet))
+
+    def bytes(self) -> bytes:
+        return HEADER.pack(*self)
+
+    @property
+    def slot(self) -> int:
+        return self.place & ~VERSION
+
+    @property
+    def version(self) -> int:
+        return int(self.place & VERSION != 0)
+
+
+def after(a: int, b: int) -> bool:
+    """Whether chunk `a` comes after chunk `b`: numbers wrap, so that 0 comes after 4294967295."""
+    return 0 < (a - b) % CHUNKS < CHUNKS // 2
