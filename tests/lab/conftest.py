@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tacit.lab import NoNamespacesError, kernel_features
-
-# The lab is being built (issue 5): what builds real networks runs on request until it is steady on any machine.
-collect_ignore = [] if os.environ.get("TACIT_LAB") else ["test_lab.py", "test_replay.py", "test_train.py"]
 
 
 @pytest.fixture(scope="session")
