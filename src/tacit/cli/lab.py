@@ -174,7 +174,7 @@ def _print(outcome: Outcome, out: Path) -> None:
         console.print(table)
         share = f"{100 * limits[0]['payload_share']:.2f} %"
         console.print(
-            f"Headers leave {share} of a rate to payload; 'with headers' is against that limit.\n",
+            f"Headers leave {share} of a rate to payload; 'with headers' is against that limit, and is what must be within 10 %.\n",
             markup=False,
         )
     timings = [record for record in outcome.records if record["kind"] == "timing"]
