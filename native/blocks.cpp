@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "refuse.h"
 
 namespace tacit {
 namespace {
@@ -12,13 +13,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "scales go to the wire as they lie in memory");
 
 constexpr std::size_t most_numel = std::size_t(1) << 60;  // no size below overflows under it
-
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-    std::string text;
-    ((text += parts), ...);
-    throw std::invalid_argument(text);
-}
 
 void check_nbytes(std::size_t numel, Layout layout, std::string_view name, std::size_t nbytes) {
     const std::size_t needed = packed_nbytes(numel, layout);

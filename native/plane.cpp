@@ -11,6 +11,7 @@
 
 #include "blocks.h"
 #include "plane_kernels.h"
+#include "refuse.h"
 #include "rotated_kernels.h"
 
 namespace tacit {
@@ -23,19 +24,6 @@ using std::uint8_t;
 constexpr size_t line = 64;  // of the cache
 // The longest packet, from the start of the line in which its header ends.
 constexpr size_t most_packet = 2 * line + TACIT_MOST_PAYLOAD;
-
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-    std::string text;
-    const auto add = [&](const auto& part) {
-        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
-            text += std::to_string(part);
-        else
-            text += part;
-    };
-    (add(parts), ...);
-    throw std::invalid_argument(text);
-}
 
 size_t round_up(size_t nbytes) { return (nbytes + line - 1) / line * line; }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "refuse.h"
 #include "rotated_kernels.h"
 
 namespace tacit {
@@ -27,19 +28,6 @@ constexpr size_t smallest_piece_rows = 64;
 constexpr size_t whole_rows = 8192;   // a longer vector is padded to whole pieces
 constexpr size_t window_pieces = 32;  // pieces that sample the same megabyte: it stays in the cache meanwhile
 constexpr size_t adder_share = size_t(1) << 15;  // elements: even, and worth a thread's while
-
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-    std::string text;
-    const auto add = [&](const auto& part) {
-        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
-            text += std::to_string(part);
-        else
-            text += part;
-    };
-    (add(parts), ...);
-    throw std::invalid_argument(text);
-}
 
 void check_between(const char* name, long long value, long long least, long long most) {
     if (value < least || value > most) refuse(name, "=", value, ": from ", least, " to ", most);

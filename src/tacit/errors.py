@@ -1,5 +1,15 @@
 """What can go wrong, by what the reader can do about it. Every message names the value, the limit and the way out."""
 
+from collections.abc import Iterable
+
+
+def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name in `known` that is nearest, as a question for the middle of a sentence; nothing if none is near."""
+    from difflib import get_close_matches  # only a mistake needs it
+
+    close = get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}? " if close else ""
+
 
 class TacitError(Exception):
     """The root of all errors that tacit raises on purpose; the command line prints it as one line."""

@@ -8,14 +8,13 @@ cannot work is refused when the strategy is built or attached, not on step 4000.
 """
 
 import ast
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from tacit.codecs import CODECS
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 from tacit.requests import Codec
 from tacit.rounds import ROUNDS, EveryStep
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
@@ -108,8 +107,7 @@ def _option(node: ast.expr, text: str, kind: str) -> Any:
 def _look_up(name: str, known: Mapping[str, Maker], kind: str) -> Maker:
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = did_you_mean(name, known)
     raise ConfigError(f"unknown {kind} {name!r}; {hint}known are {', '.join(known)}")
 
 

@@ -8,13 +8,12 @@ Rates are bits a second, times are seconds: text such as "10Gbit" or "40GB/s" is
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -293,8 +292,7 @@ def _check_names(hosts: tuple[str, ...], switches: tuple[str, ...], name: str) -
 def _check_link(link: Link, number: dict[str, int], name: str) -> None:
     for node in (link.a, link.b):
         if node not in number:
-            close = get_close_matches(node, number, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"its nodes are {_some(tuple(number))}"
+            hint = did_you_mean(node, number).strip() or f"its nodes are {_some(tuple(number))}"
             raise ConfigError(
                 f"{name}: the link {link.a} - {link.b} names {node!r}, which is no host or switch; {hint}"
             )

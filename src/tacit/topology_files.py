@@ -17,11 +17,10 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 from tacit.topology import NETWORKS, Link, Network
 from tacit.units import parse_rate, parse_time
 
@@ -44,14 +43,18 @@ def parse_network(text: str | Network) -> Network:
 
 def read_network(path: Path) -> Network:
     """The network in a TOML file."""
+    return network_from(read_toml(path, "network file"), str(path))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table in a TOML file; what cannot be read is one sentence that begins with `what`."""
     try:
         with path.open("rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as cause:
-        raise ConfigError(f"network file {path} cannot be opened: {cause.strerror}") from cause
+        raise ConfigError(f"{what} {path} cannot be opened: {cause.strerror}") from cause
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"network file {path} is not TOML: {cause}") from cause
-    return network_from(table, str(path))
+        raise ConfigError(f"{what} {path} is not TOML: {cause}") from cause
 
 
 def network_from(table: Mapping[str, Any], name: str) -> Network:
@@ -110,8 +113,7 @@ def _link(entry: dict[str, Any], name: str) -> Link:
 def _builder(name: str) -> Callable[..., Network]:
     if name in NETWORKS:
         return NETWORKS[name]
-    close = get_close_matches(name, NETWORKS, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = did_you_mean(name, NETWORKS)
     raise ConfigError(f"unknown network {name!r}; {hint}known are {', '.join(NETWORKS)}")
 
 

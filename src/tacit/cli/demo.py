@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tacit.cli.files import recording
 from tacit.demo.facts import CONFIGURATIONS, DEFAULT_TASKS, PLAIN, TASKS
 from tacit.errors import ConfigError
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     out = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     path = order.out / "records.jsonl"
-    with _recorder(path) as recorder:
+    with recording(path) as recorder:
         _train(order, recorder, Console(stderr=True))
     told = last_run(records.read(path))
     report = page.write(told, order.out / "report.html")
@@ -130,18 +131,6 @@ def _runnable(tasks: tuple[str, ...]) -> tuple[str, ...]:
             raise ConfigError(f"{message}, and no other task was named")
         print(f"tacit: {message}; running {', '.join(left)} without it", file=sys.stderr)
     return left
-
-
-@contextmanager
-def _recorder(path: Path) -> Iterator[Recorder]:
-    from tacit.records import Recorder
-
-    try:
-        recorder = Recorder(path)
-    except OSError as cause:
-        raise ConfigError(f"--out {path.parent}: cannot write there ({cause.strerror})") from cause
-    with recorder:
-        yield recorder
 
 
 def _train(order: Order, recorder: Recorder, console: Console) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit.cli.files import recording
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from tacit.lab.running import Running
     from tacit.lab.session import Outcome, Tell
-    from tacit.records import Record, Recorder
+    from tacit.records import Record
 
 FIGURES = ("limits", "timing", "accuracy", "replay_check")
 
@@ -116,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder")
     command = shlex.join(["tacit", "lab", "run", str(args.file), "--out", str(out)])
-    with _recorder(out / "records.jsonl") as recorder, _view() as tell:
+    with recording(out / "records.jsonl") as recorder, _view() as tell:
         try:
             outcome = session.run(
                 planned, out=out, recorder=recorder, command=command, tell=tell, folder=_folder()
@@ -192,18 +193,6 @@ def _print(outcome: Outcome, out: Path) -> None:
     console.print(
         f"records  {out / 'records.jsonl'}\nreport   tacit report {out}", markup=False, soft_wrap=True
     )
-
-
-@contextmanager
-def _recorder(path: Path) -> Iterator[Recorder]:
-    from tacit.records import Recorder
-
-    try:
-        recorder = Recorder(path)
-    except OSError as cause:
-        raise ConfigError(f"--out {path.parent}: cannot write there ({cause.strerror})") from cause
-    with recorder:
-        yield recorder
 
 
 @contextmanager

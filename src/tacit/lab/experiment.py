@@ -15,7 +15,6 @@ rates = ["100Mbit"]         # every link at each of these in turn; default: the 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 from tacit.errors import ConfigError
 from tacit.lab import jobs
 from tacit.topology import Network
-from tacit.topology_files import network_from, parse_network
+from tacit.topology_files import network_from, parse_network, read_toml
 from tacit.units import parse_rate, parse_time
 
 
@@ -64,14 +63,7 @@ class Experiment:
 
 def read(path: Path) -> Experiment:
     """The experiment in a TOML file; raises `ConfigError`, one sentence, about the first thing that is wrong."""
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as cause:
-        raise ConfigError(f"experiment {path} cannot be opened: {cause.strerror}") from cause
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"experiment {path} is not TOML: {cause}") from cause
-    return experiment_from(table, path)
+    return experiment_from(read_toml(path, "experiment"), path)
 
 
 def experiment_from(table: Mapping[str, Any], path: Path) -> Experiment:

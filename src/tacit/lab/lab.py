@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tacit.errors import did_you_mean
 from tacit.lab import enter, running
 from tacit.lab.errors import LabError, NoNamespacesError
 from tacit.lab.keeper import How, Order, Ready
@@ -245,8 +245,7 @@ def _threads_in(init: int) -> Iterator[int]:
 
 def unknown_host(name: str, hosts: Sequence[str]) -> str:
     """The sentence about a host that is not there."""
-    close = get_close_matches(name, hosts, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"its hosts are {', '.join(hosts)}"
+    hint = did_you_mean(name, hosts).strip() or f"its hosts are {', '.join(hosts)}"
     return f"the lab has no host {name!r}; {hint}"
 
 

@@ -12,14 +12,13 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 from tacit.schedules.schedule import Schedule
 from tacit.sim import electrical, optical
 from tacit.sim.bounds import lower_bounds
@@ -124,8 +123,7 @@ def parse_place(
         ring, hop_s = _optical(text, match[2] or "", world)
         return Place(ring, stripe, hop_s)
     if match is not None and not text.endswith(".toml") and match[1] not in NETWORKS:
-        close = get_close_matches(match[1], (*NETWORKS, "optical"), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(match[1], (*NETWORKS, "optical"))
         raise ConfigError(f"unknown network {match[1]!r}; {hint}known are {', '.join(NETWORKS)} and optical")
     if stripe:
         raise ConfigError(f"striping is over wavelengths, and {text} has none; give an optical(...) ring")

@@ -8,12 +8,11 @@ Tables that somebody recorded are read with `read_workload`, the user's own mode
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 
 PAPER_PARAMETERS = {"alexnet": 62.3e6, "vgg16": 138e6, "resnet50": 25e6, "googlenet": 6.8e6, "beit_l": 307e6}
 """As the WRHT papers round them."""
@@ -72,8 +71,7 @@ class Workload:
 def workload(name: str, *, batch: int = 32, flops_per_s: float = 125e12, efficiency: float = 0.4) -> Workload:
     """A known model. Times are estimated for `batch` samples at `efficiency` of `flops_per_s` (125e12: a V100's fp16)."""
     if name not in MODELS:
-        close = get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name.lower(), MODELS, cutoff=0.4)
         raise ConfigError(f"unknown model {name!r}; {hint}known are {', '.join(MODELS)}")
     if batch < 1 or not 0 < flops_per_s < inf or not 0 < efficiency <= 1:
         raise ConfigError(

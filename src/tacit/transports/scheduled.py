@@ -12,7 +12,6 @@
 - FSDP2 on a 1-D mesh scatters sums by itself; there only small sums to all take the schedule. Between replicas all do.
 """
 
-import difflib
 import inspect
 from bisect import bisect_left
 from collections import defaultdict
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tacit.errors import ConfigError, PairingError
+from tacit.errors import ConfigError, PairingError, did_you_mean
 from tacit.requests import Codec, Sum, TableSum, Total, even_cuts
 from tacit.schedules import SCHEDULES, Phase, Schedule, Stage
 from tacit.transports.process_group import Wire
@@ -294,8 +293,7 @@ def _fold(fold: Fold, step: Step, node: Tensor, came: Sequence[Tensor], cuts: Se
 def _bind(name: str, args: Sequence[Any], options: dict[str, Any]) -> Options:
     """The options by name, as the schedule will get them; raises ConfigError if it knows no such option."""
     if name not in SCHEDULES:
-        close = difflib.get_close_matches(str(name), SCHEDULES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name, SCHEDULES)
         raise ConfigError(f"unknown schedule {name!r}; {hint}known are {', '.join(SCHEDULES)}")
     signature = inspect.signature(SCHEDULES[name])
     world, *known = signature.parameters

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 
 
 class Order(Protocol):
@@ -57,8 +56,7 @@ def kind_named(name: Any, where: str) -> Kind:
     """The kind that a job's table names."""
     if name in KINDS:
         return KINDS[name]
-    close = get_close_matches(str(name), KINDS, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = did_you_mean(name, KINDS)
     said = f"kind = {name!r} is unknown" if name is not None else "it has no kind"
     raise ConfigError(f"{where}: {said}; {hint}known are {', '.join(KINDS)}")
 

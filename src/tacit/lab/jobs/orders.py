@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
 from tacit.demo.facts import TASKS
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, did_you_mean
 from tacit.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class Order:
         given: dict[str, Any] = {}
         for key, value in table.items():
             if key not in kinds:
-                close = get_close_matches(key, kinds, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
+                hint = did_you_mean(key, kinds)
                 raise ConfigError(f"{where}: unknown key {key!r}; {hint}known are {', '.join(kinds)}")
             given[kinds[key].name] = _value(value, kinds[key], f"{where}: {key}")
         missing = [name for name, f in kinds.items() if _required(f) and f.name not in given]
