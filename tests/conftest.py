@@ -1,4 +1,3 @@
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +7,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ranks import Ranks
-
-# The lab is being built (issue 5): what builds real networks runs on request until it is steady on any machine.
-collect_ignore = (
-    []
-    if os.environ.get("TACIT_LAB")
-    else ["cli/test_lab.py", "lab/test_lab.py", "lab/test_replay.py", "lab/test_train.py"]
-)
 
 
 @pytest.fixture(scope="session")

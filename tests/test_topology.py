@@ -72,10 +72,16 @@ def test_one_slow_host_is_slow_and_the_others_are_not():
         "fat_tree(k=4, rate=100Gbit, latency=1us)",
         "torus(dims=4x4x2, rate=200Gbit, latency=0.5us)",
         "ring(nodes=9, rate=1.6Tbit, latency=5us)",
+        "star(nodes=4, rate=1Gbit, latency=0us, mtu=9000, loss=0.01)",
     ],
 )
 def test_the_text_of_a_network_parses_back_to_itself(text):
     assert str(parse_network(text)) == text
+
+
+def test_every_link_has_the_mtu_and_the_loss_of_the_line():
+    links = list(parse_network("two_racks(nodes=4, mtu=9000, loss=0.01)").links)
+    assert {(link.mtu, link.loss) for link in links} == {(9000, 0.01)}
 
 
 def test_bytes_a_second_are_eight_times_bits_a_second():
@@ -165,6 +171,8 @@ def test_a_bad_graph_gets_one_sentence(table, sentence):
         ("star(nodes=2.5)", "nodes=2.5 is no number"),
         ("star(64)", "says '64' without =; star has nodes, rate, latency"),
         ("star(size=64)", "has no option 'size'; star has nodes, rate, latency"),
+        ("star(nodes=4, mtu=big)", "mtu=big is no number; write for example mtu=9000"),
+        ("star(nodes=4, loss=1)", "loss from 0 to below 1"),
         ("star", "lacks nodes=...; write for example star"),
         ("sta(nodes=4)", "unknown network 'sta'; did you mean 'star'"),
         ("star(nodes=4", "cannot be read; write for example star"),

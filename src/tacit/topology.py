@@ -132,6 +132,16 @@ class Network:
         """The same network with every rate and every latency multiplied."""
         return replace(self, rate_bps=self.rate_bps * rate, latency_s=self.latency_s * latency)
 
+    def with_links(self, *, mtu: int = 1500, loss: float = 0.0) -> "Network":
+        """The same network, every link with this MTU and this share of lost packets."""
+        if mtu < 68 or not 0 <= loss < 1:
+            raise ConfigError(
+                f"{self.name}: mtu={mtu}, loss={loss:g}; mtu is at least 68 bytes, loss from 0 to below 1"
+            )
+        said = f"mtu={mtu}" * (mtu != 1500), f"loss={loss:g}" * (loss > 0)
+        name = f"{self.name[:-1]}, {', '.join(filter(None, said))})" if any(said) else self.name
+        return replace(self, mtu=0 * self.mtu + mtu, loss=0 * self.loss + loss, name=name)
+
     def slowed(self, host: str, rate_bps: float, name: str | None = None) -> "Network":
         """The same network with the links of one host at another rate."""
         check_positive("slow rate", rate_bps)

@@ -1,5 +1,7 @@
 """Networks as text: `star(nodes=64, rate=10Gbit, latency=5us)` on a command line, or a TOML file of hosts and links.
 
+Every shape also takes `mtu=9000` and `loss=0.01`, for all its links: the lab builds them, the simulator's fluid ignores them.
+
 network = "two_racks(nodes=8, rate=10Gbit, uplink_rate=2.5Gbit)"        # either one line,
 
 [[host]]                                                               # or a graph of one's own
@@ -24,6 +26,10 @@ from tacit.errors import ConfigError, did_you_mean
 from tacit.topology import NETWORKS, Link, Network
 from tacit.units import parse_rate, parse_time
 
+_LINK_OPTIONS = {
+    "mtu": int,
+    "loss": float,
+}  # of every shape, for all its links: bytes, and a share of the packets
 _SHAPE = "write for example star(nodes=64, rate=10Gbit, latency=5us), or the name of a .toml file"
 
 
@@ -37,8 +43,11 @@ def parse_network(text: str | Network) -> Network:
     if match is None:
         raise ConfigError(f"network {text!r} cannot be read; {_SHAPE}")
     builder = _builder(match[1])
-    options = [part.strip() for part in (match[2] or "").split(",") if part.strip()]
-    return _call(builder, dict(_option(part, text, builder) for part in options), text)
+    parts = [part.strip() for part in (match[2] or "").split(",") if part.strip()]
+    options = dict(_option(part, text, builder) for part in parts)
+    links = {key: options.pop(key) for key in _LINK_OPTIONS if key in options}
+    network = _call(builder, options, text)
+    return network.with_links(**links) if links else network
 
 
 def read_network(path: Path) -> Network:
@@ -121,11 +130,14 @@ def _option(part: str, text: str, builder: Callable[..., Network]) -> tuple[str,
     """One `key=value`, read as the builder's parameter of that name: rates and times carry a unit."""
     key, equals, value = (piece.strip() for piece in part.partition("="))
     known = {name.removesuffix("_bps").removesuffix("_s"): p for name, p in _parameters(builder).items()}
-    if not equals or not value or key not in known:
+    if not equals or not value or key not in (*known, *_LINK_OPTIONS):
         problem = f"has no option {key!r}" if equals else f"says {part!r} without ="
-        raise ConfigError(f"network {text!r} {problem}; {builder.__name__} has {', '.join(known)}")
-    name, kind = known[key].name, known[key].annotation
+        names = ", ".join((*known, *_LINK_OPTIONS))
+        raise ConfigError(f"network {text!r} {problem}; {builder.__name__} has {names}")
     try:
+        if key in _LINK_OPTIONS:
+            return key, _LINK_OPTIONS[key](value)
+        name, kind = known[key].name, known[key].annotation
         if name.endswith("_bps"):
             return name, parse_rate(value)
         if name.endswith("_s"):
@@ -134,7 +146,7 @@ def _option(part: str, text: str, builder: Callable[..., Network]) -> tuple[str,
             return name, tuple(int(size) for size in value.split("x"))
         return name, kind(value)
     except ValueError as cause:
-        example = {"dims": "4x4", "oversubscription": "2"}.get(name, "64")
+        example = {"dims": "4x4", "oversubscription": "2", "mtu": "9000", "loss": "0.01"}.get(key, "64")
         raise ConfigError(
             f"network {text!r}: {key}={value} is no number; write for example {key}={example}"
         ) from cause

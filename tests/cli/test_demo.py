@@ -45,6 +45,7 @@ def test_version_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["--steps", "0"], "--steps 0"),
         (["--tasks", "digits,imagenet"], "no task 'imagenet'; choose from digits, bytes"),
         (["--tasks", ""], "no task ''"),
+        (["--rate", "100"], "rate '100' has no unit"),
     ],
 )
 def test_a_bad_value_is_one_sentence_and_nothing_is_written(
@@ -69,9 +70,9 @@ def test_a_missing_scikit_learn_is_said_and_the_other_task_is_left(
     from tacit.cli.demo import check
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert check(build_parser().parse_args(["demo"])).tasks == ("bytes",)
+    assert check(build_parser().parse_args(["demo", "--loopback"])).tasks == ("bytes",)
     assert "needs the package sklearn" in capsys.readouterr().err
-    assert main(["demo", "--tasks", "digits"]) == 2
+    assert main(["demo", "--loopback", "--tasks", "digits"]) == 2
     assert "no other task" in capsys.readouterr().err
 
 
@@ -79,6 +80,7 @@ def test_a_short_demo_prints_json_and_leaves_records_and_a_report(tmp_path: Path
     pytest.importorskip("sklearn")
     words = [
         "demo",
+        "--loopback",
         "--ranks",
         "2",
         "--steps",
@@ -104,9 +106,48 @@ def test_a_short_demo_prints_json_and_leaves_records_and_a_report(tmp_path: Path
     assert ran.stderr.count("ms a step") == len(CONFIGURATIONS)
 
 
+def test_a_short_demo_on_a_network_compares_with_plain_ddp_and_leaves_a_page(tmp_path: Path) -> None:
+    from tacit.lab.machine import check
+
+    pytest.importorskip("sklearn")
+    if not (machine := check()).able:
+        pytest.skip(machine.verdict)
+    words = ["demo", "--rate", "50Mbit", "--ranks", "2", "--steps", "4", "--tasks", "digits", "--json"]
+    ran = subprocess.run(
+        [*TACIT, *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240
+    )
+    told = json.loads(ran.stdout)
+    kept = records.read(told["records"])
+    assert kept[0]["network"]["shaped"] and kept[-1]["outcome"] == "done"
+    if (
+        ran.returncode
+    ):  # a busy machine could not keep the network to its rate, and says so instead of figures
+        assert "not what it claims" in ran.stdout
+        return
+    timed = [record for record in kept if record["kind"] == "timing"]
+    assert [record["configuration"] for record in timed][:2] == ["plain DDP", "DDP bf16 hook"]
+    sent = {record["configuration"]: record["sent_nbytes_a_step"] for record in timed}
+    assert sent["plain DDP"] > 3.5 * sent["every / int8(block=256) / sharded"]
+    assert [r["configuration"] for r in kept if r["kind"] == "accuracy"] == [
+        r["configuration"] for r in timed
+    ]
+    assert "<svg" in Path(told["report"]).read_text(encoding="utf-8")
+
+
 def test_ctrl_c_ends_the_ranks_and_keeps_the_records_so_far(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    words = ["demo", "--ranks", "2", "--steps", "30", "--tasks", "digits,bytes", "--out", str(tmp_path)]
+    words = [
+        "demo",
+        "--loopback",
+        "--ranks",
+        "2",
+        "--steps",
+        "30",
+        "--tasks",
+        "digits,bytes",
+        "--out",
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         [*TACIT, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as command:

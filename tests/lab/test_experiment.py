@@ -104,14 +104,14 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_limits_compares_time_with_the_rate_and_bytes_with_the_count() -> None:
     assert limit_s(10**6, 4, 1e8) == pytest.approx(0.12)
     sent = [Traffic(0, 0, 5 * 1_500_000 + 5 * 200 * 66, 5 * 200)] * 4
-    found = figures(10**6, 4, 1e8, [0.125, 0.126, 0.127, 0.126, 0.3], sent)
+    found = figures(10**6, 4, 1e8, [0.125, 0.126, 0.127, 0.126, 0.3], sent, 1448 / 1514)
     assert found["measured_s"] == 0.126 and found["ratio"] == pytest.approx(1.05)
     assert found["ratio_with_headers"] == pytest.approx(1.05 * 1448 / 1514)
     assert found["counted_nbytes"] == 1_500_000 and found["headers_nbytes"] == 13_200
     assert found["bytes_ratio"] == pytest.approx(1.0) and found["passed"] is True
-    assert figures(10**6, 4, 1e8, [0.139], sent)["passed"] is False
+    assert figures(10**6, 4, 1e8, [0.133], sent, 1448 / 1514)["passed"] is False
     more = [Traffic(0, 0, 1_600_000, 200)] * 4
-    assert figures(10**6, 4, 1e8, [0.126], more)["passed"] is False
+    assert figures(10**6, 4, 1e8, [0.126], more, 1448 / 1514)["passed"] is False
 
 
 def test_short_all_reduces_are_timed_more_often() -> None:
@@ -122,7 +122,7 @@ def test_short_all_reduces_are_timed_more_often() -> None:
 
 
 def test_limits_on_loopback_claims_nothing() -> None:
-    found = figures(10**6, 4, None, [0.002], [])
+    found = figures(10**6, 4, None, [0.002], [], 1.0)
     assert found["theory_s"] is None and found["ratio"] is None and found["passed"] is None
 
 

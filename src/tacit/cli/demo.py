@@ -1,4 +1,7 @@
-"""`tacit demo`: trains two small tasks under plain DDP and every strategy, here and now, and compares them."""
+"""`tacit demo`: trains small models under plain DDP and tacit's strategies, here and now, and compares them.
+
+On a slow network that the lab builds, where this user may; on loopback otherwise, which shows the bytes saved, not the time.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tacit.cli.files import recording
+from tacit.demo import network
 from tacit.demo.facts import CONFIGURATIONS, DEFAULT_TASKS, PLAIN, TASKS
 from tacit.errors import ConfigError
+from tacit.units import parse_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,22 +45,30 @@ class Order:
     ranks: int
     steps: int | None
     out: Path
+    rate: str | None  # of every link; None: loopback, which nothing limits
 
     @property
     def command(self) -> str:
         steps = ["--steps", str(self.steps)] if self.steps else []
+        where = ["--rate", self.rate] if self.rate else ["--loopback"]
         named = ["--tasks", ",".join(self.tasks), "--ranks", str(self.ranks), *steps, "--out", str(self.out)]
-        return shlex.join(["tacit", "demo", *named])
+        return shlex.join(["tacit", "demo", *where, *named])
 
 
 def add_parser(subparsers: Any) -> None:
     """Adds `demo` and its options to the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "demo",
-        help="train two small tasks under plain DDP and every strategy, and compare them",
-        description="Trains two small tasks under plain DDP and every strategy on this machine, and compares them.",
-        epilog="example:\n  tacit demo --ranks 4 --tasks digits,bytes --out runs/demo",
+        help="train small models under plain DDP and tacit's strategies on a slow network, and compare them",
+        description="Trains small models under plain DDP and tacit's strategies, and compares them: on a slow network that "
+        "is built on this machine for it, or on loopback where that is not allowed (`tacit lab check` says why).",
+        epilog="examples:\n  tacit demo --rate 100Mbit --out runs/demo\n  tacit demo --loopback --tasks digits,bytes",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--rate", default="100Mbit", help="of every machine's link (default 100Mbit)")
+    where.add_argument(
+        "--loopback", action="store_true", help="without a network: more strategies, no slow link"
     )
     parser.add_argument("--ranks", type=int, default=4, help="training processes to start (default 4)")
     parser.add_argument(
@@ -66,8 +79,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--tasks",
-        default=",".join(DEFAULT_TASKS),
-        help=f"which to run, of {', '.join(TASKS)} (default {','.join(DEFAULT_TASKS)})",
+        help=f"which to run, of {', '.join(TASKS)} (default {','.join(network.DEFAULT_TASKS)}; "
+        f"on loopback {','.join(DEFAULT_TASKS)})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
 
@@ -75,6 +88,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains, prints the tables (or JSON), writes records.jsonl and report.html under --out."""
     order = check(args)
+    if order.rate:
+        return _on_network(order, order.rate, args.json)
 
     from rich.console import Console
 
@@ -103,19 +118,62 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _on_network(order: Order, rate: str, as_json: bool) -> int:
+    """The lab's way: a network of `rate`, plain DDP with its best bucket size and bf16 beside tacit, and the page."""
+    from tacit.cli.lab import perform, show
+    from tacit.report import runs
+    from tacit.report.files import write_all
+    from tacit.report.page import compose
+
+    planned = network.experiment(order.tasks, order.ranks, rate, order.steps)
+    print(f"tacit: building a network of {order.ranks} machines at {rate}", file=sys.stderr)
+    outcome = perform(planned, order.out, order.command)
+    report = compose(runs.load([order.out]))
+    page = order.out / "report.html"
+    write_all({page: report.html})
+    said = [sentence for sentences in report.verdicts.values() for sentence in sentences]
+    if as_json:
+        paths = {"records": str(order.out / "records.jsonl"), "report": str(page)}
+        print(json.dumps({"verdict": " ".join(said), **report.as_dict(), **paths}))
+        return 0 if outcome.passed else 1
+    show(outcome)
+    print("\n".join(("", *said, "", f"records  {order.out / 'records.jsonl'}", f"report   {page}")))
+    return 0 if outcome.passed else 1
+
+
 def check(args: argparse.Namespace) -> Order:
     """The order these arguments make; raises `ConfigError` before anything is started or written."""
+    rate = None if args.loopback else args.rate
+    if rate:
+        parse_rate(rate)
     if not 1 <= args.ranks <= MAX_RANKS:
         raise ConfigError(f"--ranks {args.ranks}: choose 1 to {MAX_RANKS}, each is a process on this machine")
     if args.steps is not None and args.steps < 1:
         raise ConfigError(f"--steps {args.steps}: at least one step is needed")
-    tasks = tuple(dict.fromkeys(name.strip() for name in args.tasks.split(",")))
+    refusal = _no_network() if rate else None
+    rate = rate if refusal is None else None
+    named = (
+        args.tasks if args.tasks is not None else ",".join(network.DEFAULT_TASKS if rate else DEFAULT_TASKS)
+    )
+    tasks = tuple(dict.fromkeys(name.strip() for name in named.split(",")))
     for name in tasks:
         if name not in TASKS:
             raise ConfigError(f"--tasks: there is no task {name!r}; choose from {', '.join(TASKS)}")
     if args.out.exists() and not args.out.is_dir():
         raise ConfigError(f"--out {args.out}: this is a file; name a folder")
-    return Order(_runnable(tasks), args.ranks, args.steps, args.out)
+    if refusal is not None:
+        print(f"tacit: {refusal}", file=sys.stderr)
+    return Order(_runnable(tasks), args.ranks, args.steps, args.out, rate)
+
+
+def _no_network() -> str | None:
+    """Why this user cannot have a network, in one sentence; None: it can be had."""
+    from tacit.lab.machine import check as check_machine
+
+    machine = check_machine()
+    return (
+        None if machine.able else f"{machine.verdict} The demo runs on loopback: bytes saved, no slow link."
+    )
 
 
 def _runnable(tasks: tuple[str, ...]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tacit.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tacit.lab.experiment import Experiment
     from tacit.lab.running import Running
     from tacit.lab.session import Outcome, Tell
     from tacit.records import Record
@@ -110,25 +111,33 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tacit.lab import experiment, session
+    from tacit.lab import experiment
 
     planned = experiment.read(args.file)
     out: Path = args.out or Path("runs") / planned.name
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder")
-    command = shlex.join(["tacit", "lab", "run", str(args.file), "--out", str(out)])
+    outcome = perform(planned, out, shlex.join(["tacit", "lab", "run", str(args.file), "--out", str(out)]))
+    if args.json:
+        print(json.dumps(_document(outcome, out)))
+    else:
+        show(outcome)
+        paths = f"records  {out / 'records.jsonl'}\nreport   tacit report {out}"
+        _console().print(paths, markup=False, soft_wrap=True)
+    return 0 if outcome.passed else 1
+
+
+def perform(planned: Experiment, out: Path, command: str) -> Outcome:
+    """Runs an experiment with its progress on stderr; the records of what was seen stay in `out`, however it ends."""
+    from tacit.lab import session
+
     with recording(out / "records.jsonl") as recorder, _view() as tell:
         try:
-            outcome = session.run(
+            return session.run(
                 planned, out=out, recorder=recorder, command=command, tell=tell, folder=_folder()
             )
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(f"the records so far are in {recorder.path}") from interrupt
-    if args.json:
-        print(json.dumps(_document(outcome, out)))
-    else:
-        _print(outcome, out)
-    return 0 if outcome.passed else 1
 
 
 def _document(outcome: Outcome, out: Path) -> dict[str, Any]:
@@ -142,7 +151,8 @@ def _document(outcome: Outcome, out: Path) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome, out: Path) -> None:
+def show(outcome: Outcome) -> None:
+    """The figures as tables, and what was refused."""
     from rich.table import Table
 
     from tacit.topology import rate_text
@@ -175,7 +185,7 @@ def _print(outcome: Outcome, out: Path) -> None:
         console.print(table)
         share = f"{100 * limits[0]['payload_share']:.2f} %"
         console.print(
-            f"Headers leave {share} of a rate to payload; 'with headers' is against that limit, and is what must be within 10 %.\n",
+            f"The ratio must be within 10 %. Headers leave {share} of a rate to payload; 'with headers' is against that limit.\n",
             markup=False,
         )
     timings = [record for record in outcome.records if record["kind"] == "timing"]
@@ -190,9 +200,6 @@ def _print(outcome: Outcome, out: Path) -> None:
         console.print(f"refused: {sentence}", markup=False, style="red")
     if not outcome.shaped:
         console.print("unshaped: this ran on loopback, so times say nothing about a network.", markup=False)
-    console.print(
-        f"records  {out / 'records.jsonl'}\nreport   tacit report {out}", markup=False, soft_wrap=True
-    )
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Machine:
             rest = f"; not here: {', '.join(missing)}" if missing else ""
             return f"This machine can run the lab {by}{rest}."
         if self.how == "unshaped":
-            return "This machine cannot build networks for this user: `tacit lab run` would use loopback, labelled unshaped."
+            return "This machine cannot build networks for this user: the lab would use loopback, labelled unshaped."
         missing = [f.name for f in self.findings if f.needed and not f.there]
         return f"This machine cannot run the lab: its kernel lacks {', '.join(missing)}."
 

@@ -18,6 +18,7 @@ from tacit.lab.calibration import calibrate
 from tacit.lab.errors import GateError
 from tacit.lab.experiment import Experiment, Job
 from tacit.lab.lab import Counters, Lab, up
+from tacit.lab.theory import path_mtu
 from tacit.records import Record, Recorder, host_facts
 from tacit.topology import rate_text
 
@@ -69,7 +70,7 @@ class Session:
             self._launch(job)
 
     def _calibrate(self, job: Job) -> None:
-        if not self.lab.shaped:
+        if not self.lab.shaped or not job.order.timed:
             return
         self.tell({"kind": "progress", "job": job.name, "phase": "calibration", "step": 0, "steps": 1})
         found = calibrate(self.lab, self.out / "logs" / "calibration")
@@ -82,7 +83,9 @@ class Session:
         hurried: list[bool] = []
 
         def heard(rank: int, message: launch.Message) -> None:
-            if run.realtime and not hurried:  # the first word: everybody has imported torch and joined
+            if (
+                run.realtime and job.order.timed and not hurried
+            ):  # the first word: everybody has imported torch and joined
                 hurried.append(self.lab.hurry())
             if message.get("kind") == "progress":
                 self.tell(message)
@@ -113,6 +116,7 @@ class Session:
             "rate_bps": self.lab.rate_bps,
             "shaped": True,
             "interface": "eth0" if alone else None,
+            "mtu": path_mtu(list(self.lab.plan.cables)),
         }
 
 

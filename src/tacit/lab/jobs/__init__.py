@@ -29,6 +29,11 @@ from tacit.errors import ConfigError, did_you_mean
 class Order(Protocol):
     """What a job's table says, checked."""
 
+    @property
+    def timed(self) -> bool:
+        """Whether its figures are times, which need a network that is what it claims."""
+        ...
+
     def as_table(self) -> dict[str, Any]: ...
 
 

@@ -166,6 +166,12 @@ class Network:
     rate_bps: float | None = None
     shaped: bool = False
     interface: str | None = None
+    mtu: int = 1500
+
+    @property
+    def payload_share(self) -> float:
+        """The most of a rate that TCP's payload can have."""
+        return payload_share(self.mtu)
 
     def transmitted(self) -> int:
         """Bytes that left this host through its interface, as the kernel counts them: one header a GSO packet."""
@@ -202,7 +208,7 @@ def timing(
     else:  # DDP does not tell; what is not compute is waiting
         split_s["wait_s"] = max(0.0, p50 - compute_s)
     goodput_bps = 8 * sent / p50
-    limit_bps = network.rate_bps * payload_share() if network.rate_bps else None
+    limit_bps = network.rate_bps * network.payload_share if network.rate_bps else None
     return {
         **facts,
         "configuration": contender.name,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 from tacit.errors import ConfigError
 from tacit.lab.inside import Traffic, traffic
 from tacit.lab.plan import HEADER_NBYTES
-from tacit.lab.theory import payload_share
 from tacit.units import parse_size
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ class Limits:
     job: str = "limits"
     sizes_nbytes: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)
     repeats: int = 5
+    timed = True
 
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
@@ -66,7 +66,8 @@ class Limits:
 def limit_s(nbytes: int, ranks: int, rate_bps: float) -> float:
     """The least time in which `ranks` can sum `nbytes`, each sending and receiving at `rate_bps`: 2(n-1)/n S/R.
 
-    Bytes on the wire have headers: TCP at an MTU of 1500 leaves 95.64 % of the rate to them, which is not taken off here.
+    Bytes on the wire have headers: TCP leaves 95.64 % of the rate to them at an MTU of 1500, 99.27 % at 9000, which is not
+    taken off here.
     """
     return 2 * (ranks - 1) / ranks * 8 * nbytes / rate_bps
 
@@ -78,7 +79,12 @@ def repeats_of(nbytes: int, repeats: int, rate_bps: float | None) -> int:
 
 
 def figures(
-    nbytes: int, ranks: int, rate_bps: float | None, times_s: Sequence[float], sent: Sequence[Traffic]
+    nbytes: int,
+    ranks: int,
+    rate_bps: float | None,
+    times_s: Sequence[float],
+    sent: Sequence[Traffic],
+    payload_share: float,
 ) -> dict[str, Any]:
     """A record of kind `limits` from the slowest rank's times, and what left each rank's interface in all of them.
 
@@ -99,8 +105,8 @@ def figures(
         "most_s": ordered[-1],
         "theory_s": theory_s,
         "ratio": measured_s / theory_s if theory_s else None,
-        "payload_share": payload_share(),
-        "ratio_with_headers": measured_s / theory_s * payload_share() if theory_s else None,
+        "payload_share": payload_share,
+        "ratio_with_headers": measured_s / theory_s * payload_share if theory_s else None,
         "counted_nbytes": round(counted),
         "interface_nbytes": None,
         "headers_nbytes": None,
@@ -120,12 +126,12 @@ def figures(
 def passed(found: Mapping[str, Any]) -> bool | None:
     """Whether time and bytes are as near as they should be; None where nothing limits the link.
 
-    Time is held to the limit with headers, which no TCP can beat: `ratio`, without them, is 4.6 % more.
+    Time is held to the bare limit, although headers take their part of the rate: 4.4 % at an MTU of 1500.
     """
-    if found["ratio_with_headers"] is None:
+    if found["ratio"] is None:
         return None
     bytes_right = found["bytes_ratio"] is None or abs(found["bytes_ratio"] - 1) <= BYTE_SHARE
-    return abs(found["ratio_with_headers"] - 1) <= TIME_SHARE and bytes_right
+    return abs(found["ratio"] - 1) <= TIME_SHARE and bytes_right
 
 
 # ---- what each rank runs ----
@@ -164,7 +170,8 @@ def _measure(nbytes: int, repeats: int, network: Network, progress: Any) -> dict
     if before is not None and network.interface:
         sent = [before] * dist.get_world_size()
         dist.all_gather_object(sent, traffic(network.interface).since(before))
-    return figures(nbytes, dist.get_world_size(), network.rate_bps, slowest(times_s), sent)
+    world, rate_bps = dist.get_world_size(), network.rate_bps
+    return figures(nbytes, world, rate_bps, slowest(times_s), sent, network.payload_share)
 
 
 def _agreed_start() -> float:

@@ -43,6 +43,11 @@ class Order:
     tune_nbytes: tuple[int, ...] = _TUNE_NBYTES
     seed: int = 0
 
+    @property
+    def timed(self) -> bool:
+        """A training of 0 timed steps is judged by its accuracy, which no link changes."""
+        return self.steps > 0
+
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
         """The order in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
