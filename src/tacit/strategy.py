@@ -16,7 +16,7 @@ from typing import Any, Self
 from tacit.codecs import CODECS
 from tacit.errors import ConfigError, did_you_mean
 from tacit.requests import Codec
-from tacit.rounds import ROUNDS, EveryStep
+from tacit.rounds import ROUNDS, EveryStep, Round
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
 
 Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
@@ -28,7 +28,7 @@ _SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / shar
 class Strategy:
     """When x what x who. Its text form parses back to an equal Strategy."""
 
-    when: EveryStep
+    when: Round
     what: Codec
     who: Scheme
 
@@ -52,7 +52,8 @@ class Strategy:
         parts = [part.strip() for part in _BETWEEN.split(str(text))]
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
-        when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or parts[0] in ROUNDS else EveryStep()
+        named = parts[0].partition("(")[0].strip() in ROUNDS
+        when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or named else EveryStep()
         if not parts:
             raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
         what = _build(parts[0], CODECS, "codec")

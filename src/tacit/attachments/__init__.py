@@ -5,7 +5,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +17,9 @@ from tacit.buckets import group_names, parameter_names
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy
 from tacit.units import parse_size
+
+if TYPE_CHECKING:
+    from tacit.rounds import Merging
 
 __all__ = ["Attachment", "Handle", "attach"]
 
@@ -56,7 +59,21 @@ def attach(
     if not dist.is_available() or not dist.is_initialized():
         return handle  # one process: there is nobody to talk to
     kind = _kind(core)
-    if kind == "ddp":
+    if parsed.when.speaks == "models":
+        from tacit.attachments.merging import attach_merging
+
+        if kind == "fsdp2":
+            raise ConfigError(
+                f"{parsed.when} merges whole models, and FSDP2 has cut this one; use DDP inside a host"
+            )
+        if kind == "ddp" and group is None:
+            raise ConfigError(
+                f"DDP keeps all its ranks equal, so {parsed.when} has nothing to merge; attach the plain module, or give "
+                f"DDP the ranks of one host as process_group and attach() the same place of all hosts as group"
+            )
+        rule = cast("Merging", parsed.when)
+        attach_merging(handle, rule, core, optimizer, parameters, groups, bucket_nbytes, group, timeout)
+    elif kind == "ddp":
         from tacit.attachments.ddp import attach_ddp
 
         if group is not None:

@@ -1,13 +1,14 @@
 """What `attach` returns: figures, state and the way out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tacit import memory as memories
 from tacit.errors import ConfigError, PairingError
@@ -16,8 +17,7 @@ from tacit.records import Recorder
 from tacit.requests import Gather, seed_of
 from tacit.stats import Stats
 from tacit.strategy import Strategy
-from tacit.transports import Dedicated, Wire
-from tacit.transports.dedicated import leave_server, with_server
+from tacit.transports import Opens, Wire
 
 
 class Attachment(Protocol):
@@ -34,6 +34,16 @@ class Attachment(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Parting(Attachment, Protocol):
+    """One whose ranks' models part between rounds, see rounds/."""
+
+    def merge(self) -> None: ...
+    def consensus(self) -> float: ...
+    def save(self) -> dict[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Handle:
     """One strategy on one model on one rank. `close()` gives the model back to plain float32 exchange."""
 
@@ -48,6 +58,7 @@ class Handle:
         self.rank, self.world = 0, 1
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
+        self.loss: float | None = None  # as last told
         self._attachment: Attachment | None = None
         self._records = Recorder(records) if records is not None else None
 
@@ -61,18 +72,37 @@ class Handle:
         """Called by the attachment after every round."""
         self.step += 1
         self.stats.stepped(numel)
+        self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """One line in the file of records, where there is one."""
         if self._records is not None:
-            self._records.record(
-                "step", step=self.step, rank=self.rank, strategy=str(self.strategy), **self.stats.as_dict()
-            )
+            self._records.record(kind, rank=self.rank, **fields)
+
+    def told(self, loss: float | torch.Tensor) -> None:
+        """The loss of this step, for rules that go by it (`adacomm`)."""
+        self.loss = float(loss)
+
+    def merge(self) -> None:
+        """Gives all ranks the mean of their models, where a rule lets them part; for the end of training. All must call it."""
+        if isinstance(self._attachment, Parting):
+            self._attachment.merge()
+
+    def consensus(self) -> float:
+        """How far the ranks' models are apart, relative to their mean's length; 0 where they never part. All must call it."""
+        return self._attachment.consensus() if isinstance(self._attachment, Parting) else 0.0
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate, as with DDP.no_sync()."""
         return self._attachment.no_sync() if self._attachment else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: tensors, numbers and text only, so it loads with `weights_only=True`."""
-        return {
+        """This rank's state: tensors, numbers and text only, so it loads with `weights_only=True`.
+
+        Where ranks' models part between rounds it holds this rank's model too; its optimizer is for you to save.
+        """
+        parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
+        return parted | {
             "format": memories.FORMAT,
             "strategy": str(self.strategy),
             "world": self.world,
@@ -101,6 +131,8 @@ class Handle:
         chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
         self.memory.load(chosen["memory"], self.numels)
         self.step, self.seed = int(chosen["step"]), int(chosen["seed"])
+        if isinstance(self._attachment, Parting):
+            self._attachment.load(chosen["round"])
 
     def close(self) -> None:
         """Ends tacit's threads and files; safe to call twice."""
@@ -119,10 +151,10 @@ class Handle:
 
 
 def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
-    """A wire over a group of tacit's own among the ranks of `parent`, and to the server where the strategy has one."""
+    """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
     wire = Wire(own_group(parent, timeout))
-    if isinstance(strategy.who, Dedicated):
-        with_server(wire, strategy.who.rank, timeout or _timeout_of(parent))
+    if isinstance(strategy.who, Opens):
+        strategy.who.open(wire, timeout or _timeout_of(parent))
     return wire
 
 
@@ -149,8 +181,10 @@ def _backend_name(group: dist.ProcessGroup | None) -> str | None:
 
 def leave_group(wire: Wire) -> None:
     """Frees the sockets and threads of what `open_wire` made."""
+    outside, wire.outside = wire.outside, None
     if dist.is_initialized():
-        leave_server(wire)
+        if outside is not None:
+            outside.close()
         dist.destroy_process_group(wire.group)
 
 
@@ -198,6 +232,15 @@ def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
             f"build the same model on all ranks"
         )
     raise PairingError(difference)
+
+
+def start_alike(wire: Wire, model: nn.Module) -> None:
+    """Every rank takes the model of the first."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        raw = tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.detach()
+        dist.broadcast(raw, group_src=0, group=wire.group)  # as bytes: gloo does not know every dtype
+        if tensor.numel() and raw.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(raw.view(tensor.dtype).view(tensor.shape))
 
 
 @contextmanager

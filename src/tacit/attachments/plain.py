@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire, switched_off
+from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike, switched_off
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.exchange import Exchange
 from tacit.requests import Max
@@ -34,11 +34,7 @@ def attach_plain(
     wire = open_wire(handle.strategy, group, timeout)
     buckets = plan(parameters, groups, bucket_nbytes)
     agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-    for tensor in [*model.parameters(), *model.buffers()]:
-        raw = tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.detach()
-        dist.broadcast(raw, group_src=0, group=wire.group)  # as bytes: gloo does not know every dtype
-        if tensor.numel() and raw.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(raw.view(tensor.dtype).view(tensor.shape))
+    start_alike(wire, model)
     handle.fasten(PlainAttachment(handle, wire, parameters, buckets))
 
 

@@ -1,0 +1,212 @@
+"""Models instead of gradients: every rank trains alone, and a rule of rounds/ merges the models after some of its steps.
+
+The optimizer's own steps are counted; nothing else in the loop changes. What was said may be merged some steps later
+(`delay`), while training goes on. In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP
+keeps a host's ranks equal, and each of them merges with its own kind.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike
+from tacit.buckets import Bucket, digest_of, plan
+from tacit.errors import ConfigError
+from tacit.exchange import Exchange, Job
+from tacit.memory import BucketSlots
+from tacit.requests import Payload, Sum
+from tacit.rounds.merging import ANCHOR, Merging, Moment
+from tacit.transports import Wire
+
+_HEARD, _OWN, _MODEL = "heard", "own", "model"
+
+
+def attach_merging(
+    handle: Handle,
+    rule: Merging,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    parameters: Mapping[str, nn.Parameter],
+    groups: Mapping[str, str],
+    bucket_nbytes: int,
+    group: dist.ProcessGroup | None,
+    timeout: timedelta | None,
+) -> None:
+    if optimizer is None:
+        raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
+    if dist.get_world_size(group) == 1:
+        return
+    wire = open_wire(handle.strategy, group, timeout)
+    buckets = plan(parameters, groups, bucket_nbytes)
+    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+    start_alike(wire, model)
+    handle.fasten(MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets))
+
+
+@dataclass(slots=True)
+class Said:
+    """One bucket between saying and merging."""
+
+    job: Job | None  # None: heard before the checkpoint that it was loaded from
+    merge_at: int
+
+
+class MergingAttachment:
+    """Counts the optimizer's steps; says differences and merges means when the rule asks for it."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        rule: Merging,
+        wire: Wire,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        buckets: list[Bucket],
+    ):
+        self.wire, self._handle, self._rule, self._model = wire, handle, rule, model
+        self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
+        who, what = handle.strategy.who, handle.strategy.what
+        self._exchange = Exchange(wire, who, what, handle.stats, device=buckets[0].device, seed=handle.seed)
+        self._since = 0
+        self._first_loss: float | None = None
+        self._period = rule.period(0, None)
+        self._said: dict[int, Said] = {}
+        self._set_anchors()
+        self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    @property
+    def numels(self) -> dict[str, int]:
+        return {n: k for b in self._buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
+
+    # ---- after every step of the optimizer
+
+    @torch.no_grad()
+    def _stepped(self) -> None:
+        step = self._handle.step + 1
+        self._since += 1
+        self._merge([index for index, said in self._said.items() if said.merge_at <= step], step)
+        due = [b for b in self._buckets if self._rule.due(self._since, self._period, b.index)]
+        for bucket in due:
+            self._say(bucket, step)
+        if not self._rule.delay:
+            self._merge([bucket.index for bucket in due], step)
+        if self._since >= self._period:
+            self._since = 0
+            self._period = self._rule.period(step, self._agreed_loss())
+        self._handle.stepped(sum(b.layout.numel for b in due))
+        if due:
+            self._handle.record("round", step=step, why=f"every {self._period}", buckets=len(due))
+
+    def _say(self, bucket: Bucket, step: int) -> None:
+        slots = self._slots(bucket)
+        own = self._rule.difference(self._flat(bucket), slots)
+
+        def heard(mean: Tensor) -> None:
+            slots.vector(_HEARD).copy_(mean)
+
+        slots.vector(_OWN).copy_(own)
+        self._exchange.seed = self._handle.seed
+        job = self._exchange.reduce(bucket, own, self._handle.memory, step - 1, heard)
+        self._said[bucket.index] = Said(job, step + self._rule.delay)
+
+    def _merge(self, indices: Sequence[int], step: int) -> None:
+        self._exchange.wait([job for index in indices if (job := self._said[index].job) is not None])
+        for index in indices:
+            del self._said[index]
+            bucket = self._buckets[index]
+            slots, at = self._slots(bucket), Moment(step, self._lr(bucket), self.wire.world)
+            merged = self._rule.merge(self._flat(bucket), slots.vector(_HEARD), slots.vector(_OWN), slots, at)
+            self._write(bucket, merged)
+
+    def _agreed_loss(self) -> float | None:
+        """The mean loss over ranks, relative to the first such mean."""
+        if not self._rule.wants_loss:
+            return None
+        if self._handle.loss is None:
+            raise ConfigError(f"{self._rule} goes by the loss; call handle.told(loss) in every step")
+        own = torch.tensor([self._handle.loss], dtype=torch.float64, device=self._buckets[0].device)
+        mean = float(self._exchange.ask(Sum(Payload.dense(own), to_all=True)).value) / self.wire.world
+        self._first_loss = mean if self._first_loss is None else self._first_loss
+        return mean / self._first_loss if self._first_loss else None
+
+    # ---- what a handle offers
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()  # steps are counted, not backward passes
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """All models become their mean, in full precision; so do floating point buffers. All ranks must call it."""
+        self._merge(list(self._said), self._handle.step)
+        for bucket in self._buckets:
+            mean = self.wire.all_reduce(self._flat(bucket).float()).div_(self.wire.world)
+            self._write(bucket, mean)
+        for buffer in self._model.buffers():
+            if buffer.is_floating_point() and buffer.numel():
+                buffer.copy_(self.wire.all_reduce(buffer.float()).div_(self.wire.world))
+        self._set_anchors()
+
+    @torch.no_grad()
+    def consensus(self) -> float:
+        """How far the models are apart: root mean square distance from their mean, over the mean's length."""
+        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+        apart = torch.zeros(2, dtype=torch.float64, device=self._buckets[0].device)
+        for bucket in self._buckets:
+            own = self._flat(bucket).float()
+            mean = self.wire.all_reduce(own).div_(self.wire.world)
+            apart += torch.stack([(own - mean).double().square().sum(), mean.double().square().sum()])
+        far, length = (self.wire.all_reduce(apart) / self.wire.world).tolist()
+        return float((far / length) ** 0.5) if length else 0.0
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the memory; the model goes into the memory, since each rank has its own."""
+        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+        for bucket in self._buckets:
+            self._slots(bucket).vector(_MODEL).copy_(self._flat(bucket))
+        said = {str(index): said.merge_at for index, said in self._said.items()}
+        return {"since": self._since, "period": self._period, "first_loss": self._first_loss, "said": said}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `save` returned, the memory being loaded already."""
+        self._since, self._period, self._first_loss = state["since"], state["period"], state["first_loss"]
+        self._said = {int(index): Said(None, merge_at) for index, merge_at in state["said"].items()}
+        for bucket in self._buckets:
+            self._write(bucket, self._slots(bucket).vector(_MODEL))
+
+    def close(self) -> None:
+        self._hook.remove()
+        self._exchange.close()
+        leave_group(self.wire)
+
+    # ---- the model as flat vectors
+
+    def _slots(self, bucket: Bucket) -> BucketSlots:
+        return self._handle.memory.of(bucket.layout, bucket.device)
+
+    def _flat(self, bucket: Bucket) -> Tensor:
+        return torch.cat([self._parameters[name].detach().reshape(-1) for name in bucket.names])
+
+    def _write(self, bucket: Bucket, flat: Tensor) -> None:
+        for name, part in bucket.layout.split(flat).items():
+            parameter = self._parameters[name].detach()
+            parameter.copy_(part.view(parameter.shape))
+
+    def _set_anchors(self) -> None:
+        for bucket in self._buckets:
+            self._slots(bucket).vector(ANCHOR).copy_(self._flat(bucket))
+
+    def _lr(self, bucket: Bucket) -> float:
+        """The learning rate of the bucket's parameter group."""
+        first = self._parameters[bucket.names[0]]
+        for group in self._optimizer.param_groups:
+            if any(p is first for p in group["params"]):
+                return float(group["lr"])
+        return float(self._optimizer.param_groups[0]["lr"])

@@ -1,0 +1,36 @@
+"""DiLoCo (Douillard et al. 2023): the mean difference is a gradient, and an outer Nesterov step follows it.
+
+g = -m,    v <- b v + g,    anchor <- anchor - a (g + b v)          m: mean of w - anchor
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tacit.requests import Slots
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+
+
+@dataclass(frozen=True, slots=True)
+class DiLoCo(Periodic):
+    """`diloco(64, rate=0.7, momentum=0.9)`: the paper's outer optimizer. 30 to 500 steps are usual."""
+
+    every: int = 64
+    rate: float = 0.7
+    momentum: float = 0.9
+    name: ClassVar[str] = "diloco"
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+        share("rate", self.rate, below=10)
+        share("momentum", self.momentum)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.every}, rate={self.rate:g}, momentum={self.momentum:g})"
+
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
+        velocity = slots.vector("velocity").mul_(self.momentum).sub_(mean)
+        return (
+            slots.vector(ANCHOR).add_(mean, alpha=self.rate).sub_(velocity, alpha=self.rate * self.momentum)
+        )

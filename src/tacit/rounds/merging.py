@@ -1,0 +1,98 @@
+"""What all rules have in common that let ranks train alone and merge their models now and then.
+
+Ranks hold one anchor, the same bits on all of them, and each its own model w. When it is time:
+
+    said   x = w - anchor                        any codec; differences are small, and so are its errors
+    heard  m = mean of what the ranks said
+    merge  anchor <- anchor + m,  w <- anchor    what a rule makes of it is its own
+
+A rule holds options only. What it keeps lies in slots: float32 vectors by parameter, in every checkpoint.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from tacit.errors import ConfigError
+from tacit.requests import Slots
+
+ANCHOR = "anchor"  # the slot of what all ranks hold alike
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a merge happens: after `step` local steps, at the optimizer's learning rate."""
+
+    step: int
+    lr: float
+    world: int
+
+
+class Merging(Protocol):
+    """WHEN ranks merge their models, and what becomes of the mean."""
+
+    speaks: ClassVar[str]  # "models"
+    delay: int  # steps between saying and merging, in which training goes on
+    wants_loss: ClassVar[bool]
+
+    def period(self, step: int, loss: float | None) -> int:
+        """Local steps from the merge after `step` steps to the next; the same on all ranks, as is `loss`, their mean."""
+        ...
+
+    def due(self, since: int, period: int, bucket: int) -> bool:
+        """Whether `bucket` is said now, `since` steps after the last whole period began."""
+        ...
+
+    def difference(self, w: Tensor, slots: Slots) -> Tensor:
+        """What is said: a new float32 vector."""
+        ...
+
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
+        """The model from here on; `own` is what this rank's difference was. Slots are brought up to date."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """Merges every `every` steps; by default the mean becomes the model: what most rules are built on."""
+
+    every: int = 16
+
+    speaks: ClassVar[str] = "models"
+    wants_loss: ClassVar[bool] = False
+    name: ClassVar[str] = "local"
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.every})"
+
+    @property
+    def delay(self) -> int:
+        return 0
+
+    def period(self, step: int, loss: float | None) -> int:
+        return self.every
+
+    def due(self, since: int, period: int, bucket: int) -> bool:
+        return since == period
+
+    def difference(self, w: Tensor, slots: Slots) -> Tensor:
+        return w.float() - slots.vector(ANCHOR)
+
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
+        return slots.vector(ANCHOR).add_(mean)
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Refuses what is no whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r}: a whole number of at least {least}")
+
+
+def share(name: str, value: object, *, below: float = 1.0) -> None:
+    """Refuses what is not from 0 to `below`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= below:
+        raise ConfigError(f"{name}={value!r}: a number from 0 to {below:g}")

@@ -1,0 +1,35 @@
+"""SlowMo (Wang et al. 2020): momentum over merges, on top of any optimizer.
+
+u <- b u - m / lr,    anchor <- anchor - a lr u          m: mean of w - anchor; lr: the optimizer's own, at the merge
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tacit.requests import Slots
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMo(Periodic):
+    """`slowmo(16, momentum=0.7, rate=1)`: momentum b, rate a. Momentum 0 and rate 1 are `local`."""
+
+    momentum: float = 0.7
+    rate: float = 1.0
+    name: ClassVar[str] = "slowmo"
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+        share("momentum", self.momentum)
+        share("rate", self.rate, below=10)
+
+    def __str__(self) -> str:
+        return f"slowmo({self.every}, momentum={self.momentum:g}, rate={self.rate:g})"
+
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
+        slow = slots.vector("slow").mul_(self.momentum)
+        if at.lr > 0:  # a schedule that ends at 0 moves nothing
+            slow.sub_(mean, alpha=1 / at.lr)
+        return slots.vector(ANCHOR).sub_(slow, alpha=self.rate * at.lr)

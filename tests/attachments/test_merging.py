@@ -1,0 +1,209 @@
+"""Models that part and merge, on real ranks: what a rule of rounds/ makes of a training loop."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from toys import deep, flat, loss_of, train
+
+import tacit
+from tacit.errors import ConfigError
+
+RULES = (
+    "local(4)",
+    "post_local(4, after=3)",
+    "slowmo(4)",
+    "diloco(4)",
+    "streaming(4, parts=2, delay=1)",
+    "elastic(4)",
+    "stale(4, delay=2)",
+)
+STEPS = 11
+
+
+def _start(rank, text, bucket="20kB"):
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, optimizer, tacit.attach(model, optimizer, text, bucket=bucket)
+
+
+def _trained(rank, world, text, steps=STEPS):
+    model, optimizer, handle = _start(rank, text)
+    train(model, optimizer, rank, range(steps))
+    apart = handle.consensus()
+    handle.merge()
+    return flat(model), apart, handle.consensus(), handle.stats.as_dict()["steps"]
+
+
+def _reference(world, every, steps):
+    """Local SGD written out: `world` models, the mean of them every `every` steps."""
+    models = [deep(seed=0) for _ in range(world)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+    for step in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            train(model, optimizer, rank, range(step, step + 1))
+        if (step + 1) % every == 0:
+            mean = torch.stack([flat(m) for m in models]).mean(0)
+            for model in models:
+                torch.nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    return torch.stack([flat(m) for m in models]).mean(0)
+
+
+def test_local_sgd_on_real_ranks_is_local_sgd(ranks):
+    found = ranks.run(3, _trained, "local(4) / none")
+    for merged, apart, after, steps in found:
+        assert torch.equal(merged, found[0][0]) and steps == STEPS
+        assert apart > 1e-3 and after == 0.0
+    torch.testing.assert_close(found[0][0], _reference(3, 4, STEPS), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("said", ["none", "hush / sharded"])
+def test_every_rule_merges_to_the_same_bits_on_two_ranks_with_any_codec(ranks, rule, said):
+    found = ranks.run(2, _trained, f"{rule} / {said}")
+    assert torch.equal(found[0][0], found[1][0]) and found[0][0].isfinite().all()
+    assert found[0][2] == 0.0
+
+
+def _losses(rank, world, text):
+    model, optimizer, handle = _start(rank, text)
+    train(model, optimizer, rank, range(60))
+    handle.merge()
+    with torch.no_grad():
+        held_out = sum(loss_of(model, 99, step).item() for step in range(20)) / 20
+    return held_out, handle.stats.sent_nbytes
+
+
+def test_fewer_rounds_send_as_much_less_and_learn_as_well(ranks):
+    every, every_nbytes = ranks.run(2, _losses, "local(1) / none")[0]
+    for rule in ("local(8)", "diloco(8, rate=0.7, momentum=0.5)", "stale(8, delay=4)"):
+        loss, nbytes = ranks.run(2, _losses, f"{rule} / none")[0]
+        assert loss < 1.1 * every + 0.01, rule
+        assert nbytes < 0.15 * every_nbytes, rule
+
+
+def _resumed(rank, world, text, broken_at):
+    """The model after STEPS steps, with a checkpoint loaded into a new handle after `broken_at` of them, if any."""
+    model, optimizer, handle = _start(rank, text)
+    if broken_at:
+        train(model, optimizer, rank, range(broken_at))
+        kept = handle.full_state_dict(), optimizer.state_dict()
+        handle.close()
+        model, optimizer, handle = _start(rank + 5, text)
+        handle.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+    train(model, optimizer, rank, range(broken_at, STEPS))
+    return flat(model)
+
+
+@pytest.mark.parametrize("text", [f"{rule} / ef(int4)" for rule in RULES])
+def test_a_resumed_run_has_the_same_bits(ranks, text):
+    whole = ranks.run(2, _resumed, text, 0)
+    for broken_at in (5, 7):  # with streaming and stale, between saying and merging too
+        assert all(
+            torch.equal(a, b) for a, b in zip(whole, ranks.run(2, _resumed, text, broken_at), strict=True)
+        )
+
+
+def _other_world(rank, world, state):
+    model, _, handle = _start(rank, "local(4) / none")
+    handle.load_state_dict(state)
+    return flat(model)
+
+
+def _state(rank, world):
+    model, optimizer, handle = _start(rank, "local(4) / none")
+    train(model, optimizer, rank, range(6))
+    return handle.full_state_dict(), flat(model)
+
+
+def test_another_world_starts_from_the_mean_of_the_models(ranks):
+    states = ranks.run(3, _state)
+    mean = torch.stack([model for _, model in states]).mean(0)
+    for model in ranks.run(2, _other_world, states[0][0]):
+        torch.testing.assert_close(model, mean)
+
+
+def _hosts(rank, world):
+    """Two hosts of two ranks: DDP inside, diloco between."""
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    model = torch.nn.parallel.DistributedDataParallel(deep(), process_group=inside)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "diloco(4) / hush", group=across)
+    parted = []
+    for step in range(8):
+        train(model, optimizer, rank, range(step, step + 1))
+        parted.append(flat(model))
+    return parted, handle.stats.sent_nbytes
+
+
+def test_ddp_inside_a_host_and_a_rule_between_hosts(ranks):
+    found = ranks.run(4, _hosts)
+    for step in range(8):
+        models = [parted[step] for parted, _ in found]
+        assert torch.equal(models[0], models[1]) and torch.equal(models[2], models[3])
+        assert torch.equal(models[0], models[2]) == (step in (3, 7))
+
+
+def _adacomm(rank, world, tell):
+    model, optimizer, handle = _start(rank, "adacomm(8) / none")
+    merged_at = []
+    for step in range(30):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        if tell:
+            handle.told(1.0 / (1 + step) + rank)  # the ranks' losses differ, the agreed one does not
+        before = handle.stats.sent_nbytes
+        optimizer.step()
+        if handle.stats.sent_nbytes > before:
+            merged_at.append(step)
+    return merged_at
+
+
+def test_adacomm_agrees_on_a_period_from_the_mean_loss(ranks):
+    found = ranks.run(2, _adacomm, True)
+    assert found[0] == found[1] and found[0][:2] == [7, 15] and len(found[0]) >= 3
+
+
+def _not_told(rank, world):
+    try:
+        return _adacomm(rank, world, False)
+    except ConfigError as error:
+        return str(error)
+
+
+def test_adacomm_without_a_loss_says_what_is_missing(ranks):
+    assert "handle.told(loss)" in ranks.run(2, _not_told)[0]
+
+
+def _refusals(rank, world):
+    model, said = deep(), []
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for candidate, given in ((model, None), (wrapped, optimizer)):
+        try:
+            tacit.attach(candidate, given, "local(4) / none")
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_cannot_work_is_refused_with_the_way_out(ranks):
+    without, ddp = ranks.run(2, _refusals)[0]
+    assert "give attach() the optimizer" in without and "attach the plain module" in ddp
+
+
+def _recorded(rank, world, path):
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tacit.attach(model, optimizer, "local(4) / none", records=f"{path}/{rank}.jsonl")
+    train(model, optimizer, rank, range(8))
+    handle.close()
+
+
+def test_records_tell_when_and_why_models_were_merged(ranks, tmp_path):
+    from tacit import records
+
+    ranks.run(2, _recorded, str(tmp_path))
+    rounds = [r for r in records.read(tmp_path / "1.jsonl") if r["kind"] == "round"]
+    assert [(r["step"], r["why"]) for r in rounds] == [(4, "every 4"), (8, "every 4")]
