@@ -106,7 +106,7 @@ def test_check_tells_what_is_here_and_what_it_takes(able: None, capsys: pytest.C
         and told["verdict"].startswith("This machine can run")
     )
     found = {finding["name"]: finding for finding in told["findings"]}
-    assert {"root", "user namespaces", "htb", "netem", "ifb", "nft", "BPF", "cores"} <= set(found)
+    assert {"root", "user namespaces", "htb", "netem", "nft", "BPF", "cores"} <= set(found)
     assert all(
         bool(f["way_out"]) is not f["there"] and bool(f["why"]) is not f["there"] for f in found.values()
     )

@@ -84,6 +84,12 @@ def test_hosts_reach_each_other_through_hosts_and_through_switches_with_loops(
             assert send(hosts, "h0", dst, 10_000) == 10_000
 
 
+def test_a_small_mtu_in_the_middle_lets_everything_through(folder: Path) -> None:
+    links = [Link("a", "s", 1e9, mtu=9000), Link("s", "t", 1e9, mtu=1500), Link("t", "b", 1e9, mtu=9000)]
+    with lab.up(Network.of(["a", "b"], ["s", "t"], links), folder=folder) as hosts:
+        assert send(hosts, "a", "b", 200_000) == 200_000
+
+
 def test_links_have_their_mtu_and_cubic_and_lose_packets_where_asked(
     kernel: dict[str, str], folder: Path
 ) -> None:
@@ -116,6 +122,8 @@ def test_rates_change_while_everything_stands_and_nothing_else_may(folder: Path)
         assert str(hosts.network) == f"{star(2, 1e8)} at 500Mbit"
         assert {link["rate_bps"] for link in hosts.facts()["links"]} == {5e8}
         assert send(hosts, "h0", "h1", 1000) == 1000
+        hosts.set_rate(None)
+        assert hosts.rate_bps == 1e8 and str(hosts.network) == str(star(2, 1e8))
         with pytest.raises(LabError, match="differs from .* in more than rates"):
             hosts.reshape(star(3, 1e8))
 
@@ -342,8 +350,18 @@ def test_a_note_of_a_dead_lab_or_of_another_process_is_forgotten(tmp_path: Path)
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "labs").symlink_to("/proc")
-    with pytest.raises(LabError, match="belongs to another user"):
+    with pytest.raises(LabError, match="is not this user's alone"):
         running.prepare(tmp_path / "labs")
+    with pytest.raises(LabError, match="is not this user's alone"):
+        running.all_running(tmp_path / "labs")
+    (tmp_path / "open").mkdir(mode=0o700)
+    (tmp_path / "open").chmod(0o777)  # anybody could name a process there, for us to end
+    with pytest.raises(LabError, match="is not this user's alone"):
+        running.all_running(tmp_path / "open")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(LabError, match="remove what is there"):
+        running.prepare(tmp_path / "file")
+    assert running.all_running(tmp_path / "none") == []
 
 
 def test_cores_are_shared_out_only_if_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

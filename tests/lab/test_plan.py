@@ -89,6 +89,26 @@ def test_packets_are_no_longer_than_the_slowest_link_allows() -> None:
     assert plan(one_slow_host(3, 10e9, 100e6)).gso_nbytes == 8192
 
 
+def test_a_window_is_some_milliseconds_of_the_slowest_link_so_that_no_flow_overruns_its_queue() -> None:
+    assert plan(star(4, 1e8)).window_nbytes == 100_000
+    slow = plan(one_slow_host(4, 1e9, 1e8))
+    assert slow.window_nbytes == 100_000 < min(cable.shaper.queue_nbytes for cable in slow.cables)
+    assert plan(star(2, 1e6)).window_nbytes == 65536
+    far = plan(star(2, 1e9, 5e-3))  # 10 ms and back, twice
+    assert far.window_nbytes == 1_000_000 + round(2 * 2e-2 * 1e9 / 8)
+
+
+def test_routes_know_the_smallest_mtu_of_their_path_where_links_differ() -> None:
+    links = [Link("a", "s", 1e9, mtu=9000), Link("s", "b", 1e9, mtu=1500), Link("s", "c", 1e9, mtu=9000)]
+    hosts = plan(Network.of(["a", "b", "c"], ["s"], links)).hosts
+    assert [[route.mtu for route in host.routes] for host in hosts] == [
+        [1500, 9000],
+        [1500, 1500],
+        [9000, 1500],
+    ]
+    assert all(route.mtu is None for host in plan(star(3)).hosts for route in host.routes)
+
+
 def test_every_link_at_another_rate_is_the_same_network() -> None:
     network = one_slow_host(3, 1e9, 1e8)
     changed = at_rate(network, 2e8)

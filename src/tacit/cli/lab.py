@@ -133,9 +133,7 @@ def perform(planned: Experiment, out: Path, command: str) -> Outcome:
 
     with recording(out / "records.jsonl") as recorder, _view() as tell:
         try:
-            return session.run(
-                planned, out=out, recorder=recorder, command=command, tell=tell, folder=_folder()
-            )
+            return session.run(planned, out=out, recorder=recorder, command=command, tell=tell)
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(f"the records so far are in {recorder.path}") from interrupt
 
@@ -254,7 +252,7 @@ def _shell(args: argparse.Namespace) -> int:
         network = parse_network(args.network)
         if args.host not in network.hosts:
             raise ConfigError(unknown_host(args.host, network.hosts))
-        with up(network, folder=_folder()) as lab:
+        with up(network) as lab:
             return lab.command(args.host, command).returncode
     found = _chosen(args.lab)
     if args.host not in found.hosts:
@@ -265,7 +263,7 @@ def _shell(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from tacit.lab import running
 
-    labs = running.all_running(_folder())
+    labs = running.all_running(running.default_folder())
     if args.json:
         print(json.dumps([{"id": lab.pid} | asdict(lab) for lab in labs]))
         return 0
@@ -284,7 +282,7 @@ def _list(args: argparse.Namespace) -> int:
 def _clean(args: argparse.Namespace) -> int:
     from tacit.lab import running
 
-    labs = running.all_running(_folder())  # forgets dead ones
+    labs = running.all_running(running.default_folder())  # forgets dead ones
     known = [lab.pid for lab in labs]
     for number in args.ids:
         if number not in known:
@@ -302,7 +300,7 @@ def _clean(args: argparse.Namespace) -> int:
 def _chosen(number: int | None) -> Running:
     from tacit.lab import running
 
-    labs = running.all_running(_folder())
+    labs = running.all_running(running.default_folder())
     if not labs:
         raise ConfigError(
             "no lab of this user runs now; make one with --network 'star(nodes=4, rate=100Mbit)'"
@@ -317,15 +315,6 @@ def _chosen(number: int | None) -> Running:
 
 def _numbers(labs: Sequence[Running]) -> str:
     return ", ".join(f"{lab.pid} ({lab.network})" for lab in labs) or "none"
-
-
-def _folder() -> Path:
-    from tacit.lab import running
-
-    session = os.environ.get("XDG_RUNTIME_DIR")
-    return (
-        Path(session) / "tacit-lab" if session and os.access(session, os.W_OK) else running.default_folder()
-    )
 
 
 def _console() -> Console:

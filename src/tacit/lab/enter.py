@@ -36,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             break
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
-    if args.nice:
-        os.nice(args.nice)
     if args.realtime:
         with suppress(PermissionError):  # root's alone
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REALTIME))
@@ -47,12 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     _mirror(child)
 
 
-def prefix(
-    init: int, host: str, *, cores: Sequence[int] = (), nice: int = 0, realtime: bool = False
-) -> tuple[str, ...]:
+def prefix(init: int, host: str, *, cores: Sequence[int] = (), realtime: bool = False) -> tuple[str, ...]:
     """The words that, before a command, run it on `host`; real-time priority only where allowed."""
     pinned = ("--cores", ",".join(map(str, cores))) if cores else ()
-    hurried = (*(("--nice", str(nice)) if nice else ()), *(("--realtime",) if realtime else ()))
+    hurried = ("--realtime",) if realtime else ()
     where = ("--init", str(init), "--host", host)
     return (sys.executable, "-P", "-m", "tacit.lab.enter", *where, *pinned, *hurried, "--")
 
@@ -62,7 +58,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--init", type=int, required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--cores", default="")
-    parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--realtime", action="store_true")
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)

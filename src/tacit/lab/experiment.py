@@ -22,7 +22,7 @@ from typing import Any
 
 from tacit.errors import ConfigError
 from tacit.lab import jobs
-from tacit.topology import Network
+from tacit.topology import Network, check_positive
 from tacit.topology_files import network_from, parse_network, read_toml
 from tacit.units import parse_rate, parse_time
 
@@ -74,7 +74,7 @@ def experiment_from(table: Mapping[str, Any], path: Path) -> Experiment:
     network = _network(table["network"], path)
     entries = table.get("job", [])
     entries = [entries] if isinstance(entries, Mapping) else entries
-    if not entries or not all(isinstance(entry, Mapping) for entry in entries):
+    if not isinstance(entries, list) or not entries or not all(isinstance(e, Mapping) for e in entries):
         raise ConfigError(f'{path} has no job; add a table [[job]] with a line kind = "limits"')
     found = tuple(_job(entry, index, entries, path) for index, entry in enumerate(entries))
     twice = next((job.name for i, job in enumerate(found) if job.name in [j.name for j in found[:i]]), None)
@@ -125,9 +125,14 @@ def _job(entry: Mapping[str, Any], index: int, entries: list[Any], path: Path) -
         raise ConfigError(f"{where}: rates = {rates!r} is no list; write for example ['100Mbit', '200Mbit']")
     try:
         rates_bps = tuple(parse_rate(rate) for rate in rates)
+        for rate_bps in rates_bps:
+            check_positive("rate", rate_bps)
     except ConfigError as cause:
         raise ConfigError(f"{where}: {cause}") from cause
-    return Job(str(name), own, rates_bps, kind.read(table | {"job": own}, where))
+    try:
+        return Job(str(name), own, rates_bps, kind.read(table | {"job": own}, where))
+    except ConfigError as cause:
+        raise (cause if str(cause).startswith(where) else ConfigError(f"{where}: {cause}")) from cause
 
 
 def _known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:

@@ -78,10 +78,11 @@ def _leave(how: How | None) -> How:
     """This process's next child will be in a PID namespace of its own, and may make the others."""
     if how != "user":
         try:
+            spaces.check_root()
             spaces.unshare(spaces.NEWPID)
             return "root"
         except OSError as cause:
-            if cause.errno != errno.EPERM or how == "root":
+            if cause.errno not in (errno.EPERM, errno.EACCES) or how == "root":
                 raise
     uid, gid = os.geteuid(), os.getegid()
     spaces.unshare(spaces.NEWUSER | spaces.NEWPID)
@@ -117,7 +118,8 @@ def _watch(connection: Connection, order: Order, ready: Ready, parent: int, go: 
         with suppress(OSError):  # the caller may have gone
             connection.send(ready)
         connection.close()
-        os.close(go)  # from here on the connection is init's
+        os.write(go, b"1")  # from here on the connection is init's
+        os.close(go)
         poll = select.poll()
         for fd in (child, parent):
             poll.register(fd, select.POLLIN)
@@ -147,8 +149,9 @@ def _note(order: Order, ready: Ready) -> running.Running:
 def _init(connection: Connection, wait: int) -> NoReturn:
     code = 1
     try:
-        os.read(wait, 1)
         spaces.die_with_parent()
+        if not os.read(wait, 1):
+            os._exit(0)  # the watcher ended before it could watch
         spaces.be_seen()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the lab are reaped at once
         _serve(connection)
@@ -189,4 +192,6 @@ def _serve(connection: Connection) -> None:
 def _renamed(cause: Exception) -> LabError:
     if isinstance(cause, LabError):
         return cause
+    if isinstance(cause, PermissionError) or getattr(cause, "code", None) == errno.EPERM:
+        return NoNamespacesError(_refusal(OSError(errno.EPERM, "")))
     return LabError(f"the lab could not be built: {type(cause).__name__}: {cause}")

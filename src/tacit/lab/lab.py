@@ -81,14 +81,14 @@ class Lab:
         self._no_loopback("a command on a host")
         return subprocess.run([*enter.prefix(self.init, self[host].name), *words], **options)
 
-    def places(self, ranks_per_host: int = 1, *, nice: int = 0, realtime: bool = False) -> list[Place]:
+    def places(self, ranks_per_host: int = 1, *, realtime: bool = False) -> list[Place]:
         """Where each rank runs, for `launch.run`: hosts in order, `ranks_per_host` on each.
 
         Where there are cores for all, each rank has its own; on fewer the kernel moves them about. `realtime` puts a
         rank before all ordinary processes from its start, where this user may; `hurry` does it later.
         """
         ranks = len(self.hosts) * ranks_per_host
-        return [self._place(rank, ranks, ranks_per_host, nice, realtime) for rank in range(ranks)]
+        return [self._place(rank, ranks, ranks_per_host, realtime) for rank in range(ranks)]
 
     def hurry(self) -> bool:
         """Every process and thread in the lab goes before all ordinary ones of this machine; False where not allowed.
@@ -127,9 +127,9 @@ class Lab:
             self._ask("reshape", built)
         self.network, self.plan = network, built
 
-    def set_rate(self, rate_bps: float) -> None:
-        """Every link at one rate."""
-        self.reshape(at_rate(self._first, rate_bps))
+    def set_rate(self, rate_bps: float | None) -> None:
+        """Every link at one rate; None: the network as it was built."""
+        self.reshape(self._first if rate_bps is None else at_rate(self._first, rate_bps))
 
     def facts(self) -> dict[str, Any]:
         """What stands here, for a record: how it was made, and each link with its shaper."""
@@ -158,7 +158,7 @@ class Lab:
             else [],
         }
 
-    def _place(self, rank: int, ranks: int, per_host: int, nice: int, realtime: bool) -> Place:
+    def _place(self, rank: int, ranks: int, per_host: int, realtime: bool) -> Place:
         host = self.hosts[rank // per_host]
         env = {
             "LOCAL_RANK": str(rank % per_host),
@@ -169,7 +169,7 @@ class Lab:
             return Place((), env)
         env |= {"MASTER_ADDR": self.hosts[0].address, "MASTER_PORT": str(MASTER_PORT)}
         cores = cores_of(rank, ranks)
-        return Place(enter.prefix(self.init, host.name, cores=cores, nice=nice, realtime=realtime), env)
+        return Place(enter.prefix(self.init, host.name, cores=cores, realtime=realtime), env)
 
     def _ask(self, *request: object) -> Any:
         self._no_loopback("this")

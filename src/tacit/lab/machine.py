@@ -87,7 +87,6 @@ _FEATURES = {
     "cubic": (True, "the usual congestion control, by route", _MODULE.format("tcp_cubic")),
     "nft": (False, "packet loss", _MODULE.format("nft_numgen")),
     "netem": (False, "delay; without it links have the lab's own, about 0.1 ms", _MODULE.format("sch_netem")),
-    "ifb": (False, "shaping what arrives; the lab does without", _MODULE.format("ifb")),
 }
 
 

@@ -21,6 +21,7 @@ if (
 MOST_NODES = 250
 ADDED_DELAY_S = 1e-4  # a delay below this is not added: the lab's own path takes about as long
 TCP_WMEM_NBYTES = 8 << 20  # a sender must be able to fill the queue of the shaper
+LEAST_WINDOW_NBYTES, WINDOW_S = 64 << 10, 8e-3
 Near = list[list[tuple[int, int]]]  # for each node its (neighbour, link) pairs
 
 HEADER_NBYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps
@@ -85,6 +86,9 @@ class Route:
     device: str
     next_address: str
     mac: str
+    mtu: int | None = (
+        None  # of the path, where a link on it has a smaller one than the first: bridges tell nobody
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,16 @@ class Plan:
         return ("netem",) * delays + ("nft",) * losses
 
     @property
+    def window_nbytes(self) -> int:
+        """The most that a receiver lets a sender have on its way: 8 ms of the slowest link and what is on the longest path, twice.
+
+        More would only stand in a queue in the middle, be dropped there, and delay the acknowledgements of the other way.
+        """
+        rates_bps = [cable.shaper.rate_bps for cable in self.cables] or [0.0]
+        far_s = 2 * sum(cable.shaper.delay_s for cable in self.cables)
+        return max(LEAST_WINDOW_NBYTES, round((WINDOW_S * min(rates_bps) + 2 * far_s * max(rates_bps)) / 8))
+
+    @property
     def gso_nbytes(self) -> int:
         """One limit for all interfaces, that of the slowest link: a packet is not cut again on its way."""
         return min((cable.shaper.gso_nbytes for cable in self.cables), default=65536)
@@ -135,7 +149,21 @@ def plan(network: Network) -> Plan:
     towards = [_towards(near, host, everywhere) for host in range(len(network.hosts))]
     hosts = tuple(_host(network, host, cables, near, towards) for host in range(len(network.hosts)))
     tables = _tables(network, cables, near)
-    return Plan(hosts, tuple(SwitchPlan(name, tuple(table)) for name, table in tables.items()), cables)
+    made = Plan(hosts, tuple(SwitchPlan(name, tuple(table)) for name, table in tables.items()), cables)
+    return made if len({cable.mtu for cable in cables}) < 2 else _with_path_mtus(made)
+
+
+def _with_path_mtus(built: Plan) -> Plan:
+    """Every route knows the smallest MTU on its path."""
+    address = {host.address: host.name for host in built.hosts}
+
+    def known(host: HostPlan, route: Route) -> Route:
+        return replace(
+            route, mtu=min(cable.mtu for cable in crossed(built, host.name, address[route.address]))
+        )
+
+    hosts = [replace(h, routes=tuple(known(h, route) for route in h.routes)) for h in built.hosts]
+    return replace(built, hosts=tuple(hosts))
 
 
 def crossed(built: Plan, src: str, dst: str) -> list[Cable]:

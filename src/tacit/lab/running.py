@@ -37,7 +37,7 @@ class Running:
 def default_folder() -> Path:
     """Where this user's labs are listed: the run-time folder of the session, else /tmp."""
     uid = os.geteuid()
-    session = Path(f"/run/user/{uid}")
+    session = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}")
     return (session / "tacit-lab") if os.access(session, os.W_OK) else Path(f"/tmp/tacit-lab-{uid}")
 
 
@@ -52,16 +52,29 @@ def add(entry: Running, folder: Path) -> Path:
 
 
 def prepare(folder: Path) -> Path:
-    """The folder, made if missing; refused if it is somebody else's."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), os.getuid()):
-        raise LabError(f"{folder} belongs to another user; remove it")
+    """The folder, made if missing; refused if others could have written in it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as cause:
+        raise LabError(
+            f"labs cannot be listed in {folder}: {cause.strerror}; remove what is there"
+        ) from cause
+    _check_own(folder)
     return folder
+
+
+def _check_own(folder: Path) -> None:
+    found = folder.lstat()
+    own = found.st_uid in (os.geteuid(), os.getuid())
+    if not stat.S_ISDIR(found.st_mode) or not own or found.st_mode & 0o022:
+        raise LabError(f"{folder}, where labs are listed, is not this user's alone; remove it")
 
 
 def all_running(folder: Path) -> list[Running]:
     """Every lab of this user that is alive, oldest first; notes of dead ones are removed."""
+    if not folder.exists():
+        return []
+    _check_own(folder)  # a note names a process to end
     return [entry for path in sorted(folder.glob("*.json")) if (entry := _alive(path)) is not None]
 
 

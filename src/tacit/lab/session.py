@@ -59,8 +59,7 @@ class Session:
     def run(self, job: Job) -> None:
         """The job at each of its rates, or once on the network as it is; once, too, where nothing can be shaped."""
         for rate_bps in (job.rates_bps if self.lab.shaped else ()) or (None,):
-            if rate_bps is not None:
-                self.lab.set_rate(rate_bps)
+            self.lab.set_rate(rate_bps)
             try:
                 self._calibrate(job)
             except GateError as cause:
@@ -73,7 +72,8 @@ class Session:
         if not self.lab.shaped or not job.order.timed:
             return
         self.tell({"kind": "progress", "job": job.name, "phase": "calibration", "step": 0, "steps": 1})
-        found = calibrate(self.lab, self.out / "logs" / "calibration")
+        realtime = self.experiment.run.realtime  # as the ranks that follow
+        found = calibrate(self.lab, self.out / "logs" / "calibration", realtime=realtime)
         self.record("calibration", job=job.name, **found.as_dict())
         found.check()
 

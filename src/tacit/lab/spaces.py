@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from contextlib import suppress
@@ -11,10 +12,9 @@ from pathlib import Path
 NEWNS, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 _REC, _PRIVATE, _BIND, _NOSUID, _NODEV, _NOEXEC = 16384, 1 << 18, 4096, 2, 4, 8
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 
-NAMES = Path(
-    "/run/netns"
-)  # inside the lab only, where /run is a file system of its own; `ip netns` finds them there
+NAMES = Path("/run/netns")  # inside the lab only, whose /run is its own; `ip netns` finds them there
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -22,6 +22,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def unshare(flags: int) -> None:
     """This process leaves the namespaces named by `flags` for new ones (a new PID namespace starts with its next child)."""
     _check(_libc.unshare(flags), "unshare")
+
+
+def check_root() -> None:
+    """Raises PermissionError unless this process may make mount and network namespaces and change them: root may lack the
+    capabilities for it, and a container or AppArmor may forbid the mounts."""
+    status = Path("/proc/self/status").read_text()
+    capable = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    if capable & _CAPABILITIES != _CAPABILITIES:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            unshare(NEWNS | NEWNET)
+            own_mounts()
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def setns(fd: int, kind: int) -> None:

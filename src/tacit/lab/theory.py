@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from math import ceil
 
 from tacit.lab.plan import HEADER_NBYTES, Cable, Plan, crossed
@@ -45,19 +45,14 @@ def ring_s(plan: Plan, nbytes: int) -> float:
     """A ring all-reduce in host order, 2(n-1) stages of 1/n of the payload, each as long as its busiest link needs."""
     names = [host.name for host in plan.hosts]
     pairs = list(zip(names, [*names[1:], names[0]], strict=True))
-    load: Counter[tuple[str, str]] = Counter()
-    cables: dict[tuple[str, str], Cable] = {}
+    load: defaultdict[tuple[str, str], float] = defaultdict(float)  # seconds, by the port it leaves
     for src, dst in pairs:
-        node = src
-        for cable in crossed(plan, src, dst):
+        node, path = src, crossed(plan, src, dst)
+        sent = wire_nbytes(nbytes / len(names), path_mtu(path))
+        for cable in path:
             port = cable.a if cable.a.node == node else cable.b
-            load[port.node, port.device] += 1
-            cables[port.node, port.device] = cable
+            load[port.node, port.device] += 8 * sent / cable.shaper.rate_bps
             node = cable.b.node if port is cable.a else cable.a.node
-    chunk = nbytes / len(names)
-    stage_s = max(
-        8 * count * wire_nbytes(chunk, cables[port].mtu) / cables[port].shaper.rate_bps
-        for port, count in load.items()
-    )
+    stage_s = max(load.values())
     late_s = max(sum(c.shaper.delay_s for c in crossed(plan, src, dst)) for src, dst in pairs)
     return 2 * (len(names) - 1) * (stage_s + late_s)

@@ -22,15 +22,22 @@ from pyroute2.nftables.main import NFTables
 
 from tacit.lab import spaces
 from tacit.lab.errors import LabError
-from tacit.lab.plan import TCP_WMEM_NBYTES, Cable, HostPlan, Plan, Port, Shaper, SwitchPlan
+from tacit.lab.plan import (
+    LEAST_WINDOW_NBYTES,
+    TCP_WMEM_NBYTES,
+    Cable,
+    HostPlan,
+    Plan,
+    Port,
+    Shaper,
+    SwitchPlan,
+)
 
 _ROOT, _CLASS, _LEAF = 0x10000, 0x10010, 0x100000
 _NETDEV, _INGRESS = 5, 0  # nft's family and hook of what arrives at one device
 _LOSS_UNIT = 1_000_000
-_STATIC, _MASTER = (
-    0x40,
-    0x04,
-)  # NUD_NOARP: known for good (NUD_PERMANENT would mean the bridge itself); NTF_MASTER
+_STATIC = 0x40  # NUD_NOARP: known for good (NUD_PERMANENT would mean the bridge itself)
+_MASTER = 0x04  # NTF_MASTER
 
 
 class _FifoOptions(nla):  # type: ignore[misc]
@@ -60,7 +67,7 @@ class Wiring:
     def build(self, plan: Plan) -> None:
         """Everything, in the order in which it depends on each other."""
         for name in [node.name for node in plan.hosts] + [node.name for node in plan.switches]:
-            self._new_space(name)
+            self._new_space(name, plan.window_nbytes)
         for switch in plan.switches:
             self._add_bridge(switch.name, "bridge")
         for cable in plan.cables:
@@ -73,6 +80,9 @@ class Wiring:
 
     def reshape(self, plan: Plan) -> None:
         """The same cables with other shapers, without taking the network down."""
+        for host in plan.hosts:
+            with self._inside(host.name):
+                _limit_window(plan.window_nbytes)
         for cable in plan.cables:
             for port in (cable.a, cable.b):
                 self._set(port, gso_max_size=plan.gso_nbytes)
@@ -89,7 +99,7 @@ class Wiring:
 
     # ---- one namespace ----
 
-    def _new_space(self, name: str) -> None:
+    def _new_space(self, name: str, window_nbytes: int) -> None:
         try:
             spaces.unshare(spaces.NEWNET)
             spaces.name_this_network(name)
@@ -97,6 +107,7 @@ class Wiring:
             self._netlink[name] = IPRoute()
             for file, value in _SYSCTLS.items():
                 _write(Path("/proc/sys/net") / file, value)
+            _limit_window(window_nbytes)
         finally:
             spaces.setns(self._home, spaces.NEWNET)
         self._netlink[name].link("set", index=1, state="up")
@@ -180,9 +191,8 @@ class Wiring:
                 dst=f"{route.address}/32",
                 oif=self._lookup(host.name, route.device),
                 prefsrc=host.address,
-                metrics={
-                    "cc_algo": "cubic"
-                },  # by route, because the sysctl is root's; bbr is slower and less steady
+                # by route, because the sysctl is root's; bbr is slower and less steady
+                metrics={"cc_algo": "cubic"} | ({"mtu": route.mtu} if route.mtu else {}),
                 **({"scope": "link"} if direct else {"gateway": route.next_address, "flags": ["onlink"]}),
             )
 
@@ -253,10 +263,14 @@ _SYSCTLS = {
     "ipv4/conf/all/rp_filter": "0",
     "ipv4/conf/default/rp_filter": "0",
     "ipv4/tcp_wmem": f"4096 65536 {TCP_WMEM_NBYTES}",
-    "ipv4/tcp_rmem": f"4096 131072 {TCP_WMEM_NBYTES}",
     "ipv4/tcp_no_metrics_save": "1",  # a run does not learn from the one before
     "ipv4/ping_group_range": "0 0",
 }
+
+
+def _limit_window(nbytes: int) -> None:
+    """For sockets opened from now on in this network namespace; the window is half of a receive buffer."""
+    _write(Path("/proc/sys/net/ipv4/tcp_rmem"), f"4096 {min(131072, 2 * nbytes)} {2 * nbytes}")
 
 
 def _write(path: Path, value: str) -> None:
@@ -306,7 +320,7 @@ def _said(what: str) -> Iterator[None]:
 def features() -> dict[str, str]:
     """What the kernel did when asked, by name: an empty text, or why it refused. Nothing is left behind."""
     wiring = Wiring()
-    wiring._new_space("probe")
+    wiring._new_space("probe", LEAST_WINDOW_NBYTES)
     port = Port("probe", "probe0", "02:7a:00:ff:ff:00")
     netlink = wiring._netlink["probe"]
     shaper = Shaper(1e8, 2000, 8192, 1 << 20)
@@ -317,7 +331,6 @@ def features() -> dict[str, str]:
         "netem": lambda: netlink.tc(
             "replace", "netem", wiring._lookup("probe", "probe1"), 0x20000, delay=1000
         ),
-        "ifb": lambda: netlink.link("add", kind="ifb", ifname="probe3"),
         "nft": lambda: wiring._lose(port, 0.5),
         "cubic": lambda: netlink.route("add", dst="10.77.9.9/32", oif=1, metrics={"cc_algo": "cubic"}),
         "gso": lambda: wiring._set(port, gso_max_size=2900),
@@ -330,6 +343,8 @@ def _why(attempt: Callable[[], object]) -> str:
         attempt()
     except NetlinkError as cause:
         return "not in this kernel" if cause.code == errno.ENOENT else os.strerror(cause.code)
-    except (LabError, OSError, IndexError) as cause:
+    except IndexError:
+        return "not tried: there is no veth to try it on"
+    except (LabError, OSError) as cause:
         return str(cause) or type(cause).__name__
     return ""

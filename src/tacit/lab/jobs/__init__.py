@@ -59,9 +59,9 @@ KINDS = {
 
 def kind_named(name: Any, where: str) -> Kind:
     """The kind that a job's table names."""
-    if name in KINDS:
+    if isinstance(name, str) and name in KINDS:
         return KINDS[name]
-    hint = did_you_mean(name, KINDS)
+    hint = did_you_mean(str(name), KINDS)
     said = f"kind = {name!r} is unknown" if name is not None else "it has no kind"
     raise ConfigError(f"{where}: {said}; {hint}known are {', '.join(KINDS)}")
 

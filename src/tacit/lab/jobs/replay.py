@@ -189,7 +189,8 @@ class Stage:
 def tuned(stage: Stage, sizes_nbytes: Sequence[int], job: str, transmitted: Callable[[], int]) -> int:
     """The bucket size with which plain DDP is fastest; all ranks find the same one, and rank 0 tells what was tried."""
     whole_nbytes = 4 * stage.numel + 1  # beyond the model all sizes are alike
-    sizes = sorted({min(size, whole_nbytes) for size in sizes_nbytes})
+    small = {whole_nbytes // 2, whole_nbytes // 4} if whole_nbytes <= min(sizes_nbytes) else set()
+    sizes = sorted({min(size, whole_nbytes) for size in sizes_nbytes} | small)
     if len(sizes) == 1 or dist.get_world_size() == 1:
         return sizes[0]
     tried = [stage.contender(named("fp32"), size, f"bucket of {size}") for size in sizes]
