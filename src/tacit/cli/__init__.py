@@ -18,6 +18,7 @@ VERBS = {
     "report": "tacit.cli.report",
     "sim": "tacit.cli.sim",
     "lab": "tacit.cli.lab",
+    "aggregate": "tacit.cli.aggregate",
 }
 
 

@@ -1,0 +1,105 @@
+"""Somebody who asks control for something: a connection from outside, its lines bounded, its proofs checked."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from tacit.aggregator.talk import MOST_NONCE, VERSION, ForgedError, Message, Talk, decode, encode, new_nonce
+
+REASONS = {  # why admissions are refused
+    "secret": "the secret was wrong",
+    "version": "another version of tacit asked",
+    "malformed": "that was not an aggregator's language",
+    "silent": "nothing was asked for in time",
+    "terms": "ranks disagreed about their job, or asked for what no plane can do",
+    "running": "a job of that name was running",
+    "taken": "two asked for the same place in a job",
+    "full": "no slots were free",
+    "late": "not all ranks came in time",
+    "plane": "the plane would not have the job",
+    "busy": "there were too many connections",
+}
+MOST_WHY = 400  # characters
+_LINGER_S = 1.0  # for the other side to read the last word and hang up
+
+
+class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
+    """Why somebody is not served: counted by `reason`, told in one sentence.
+
+    `again`: it may be granted later. `config`: never, until somebody corrects a value.
+    """
+
+    def __init__(self, reason: str, why: str, *, again: bool = False, config: bool = False) -> None:
+        assert reason in REASONS
+        why = why if len(why) <= MOST_WHY else f"{why[:MOST_WHY]}..."  # it may quote what was asked for
+        super().__init__(why)
+        self.reason = reason
+        self.message: Message = {"say": "refused", "why": why, "again": again, "config": config}
+
+
+class Asker:
+    """Sends never wait; what is not read at the other end holds up `receive`, and so nobody else."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        peer = writer.get_extra_info("peername")  # None: it has hung up already
+        self.host: str = peer[0] if peer else "somebody"
+
+    async def prove(self, keys: Sequence[str]) -> tuple[int, Message]:
+        """Which of the keys the other side knows, and what it wants. Refusal if it knows none."""
+        nonce = new_nonce()
+        self._writer.write(encode({"tacit": VERSION, "nonce": nonce}))
+        try:
+            line = decode(await self._line())
+        except ForgedError:
+            raise Refusal(
+                "malformed", "this is an aggregator's control port, and that was not its language"
+            ) from None
+        if line.get("tacit") != VERSION:
+            why = f"the aggregator speaks version {VERSION}, not {line.get('tacit')!s:.20}; install the same tacit on both"
+            raise Refusal("version", why, config=True)
+        own = line.get("nonce")
+        if isinstance(own, str) and own.isascii() and len(own) <= MOST_NONCE:
+            for number, key in enumerate(keys):
+                self._talk = Talk(key, nonce, own, "control")
+                with contextlib.suppress(ForgedError):
+                    return number, self._talk.open(line)
+        why = "the secret is not one that this aggregator was started with; compare TACIT_AGGREGATOR_SECRET or the key files here and there"
+        raise Refusal("secret", why, config=True)
+
+    async def receive(self) -> Message:
+        """What the other side says next. OSError when it hung up, ForgedError when it was not it."""
+        await self._writer.drain()
+        return self._talk.open(decode(await self._line()))
+
+    def send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(self._talk.seal(message))
+
+    def masked(self, cookie: int) -> int:
+        return self._talk.masked(cookie)
+
+    def dismiss(self, last: Message | None = None, *, refusal: Refusal | None = None) -> None:
+        """The last word. Then we only wait for the other side to hang up: hanging up first could destroy the word on its way."""
+        if last:
+            self.send(last)
+        with contextlib.suppress(OSError, RuntimeError):
+            if refusal:
+                self._writer.write(encode(refusal.message))
+            self._writer.write_eof()
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while await self._reader.read(1 << 12):
+                    pass
+        self._writer.transport.abort()
+
+    async def _line(self) -> bytes:
+        try:
+            line = await self._reader.readline()
+        except ValueError as cause:  # longer than the reader's limit
+            raise ForgedError from cause
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError("it hung up")
+        return line

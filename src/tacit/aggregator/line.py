@@ -1,0 +1,151 @@
+"""A connection to control, as a rank or a reader of figures holds it."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import Never
+
+from tacit.aggregator.addresses import address_text
+from tacit.aggregator.spec import Address
+from tacit.aggregator.talk import MOST_TOLD, VERSION, ForgedError, Message, Talk, decode, new_nonce
+from tacit.errors import ConfigError, TacitError, TransportError
+
+_SEND_S = 5.0  # control reads at once; if not, it is gone
+
+
+class RefusedError(Exception):
+    """Control said no. `again`: it may say yes later."""
+
+    def __init__(self, message: Message) -> None:
+        self.again = bool(message.get("again"))
+        self.error: TacitError = (ConfigError if message.get("config") else TransportError)(
+            str(message.get("why"))
+        )
+
+
+class Line:
+    """Open when built. `send` may be called from any thread, `receive` from one."""
+
+    def __init__(self, control: Address, secret: str, first: Message, timeout_s: float) -> None:
+        """Says `first`, with the proof that we know the secret. TransportError or ConfigError where nobody is there to hear it."""
+        self.control = control
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        self._socket = _connected(control, timeout_s)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        try:
+            self._greet(secret, first, timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def peer(self) -> Address:
+        """Control's address, in numbers."""
+        host, port = self._socket.getpeername()
+        return host, port
+
+    def send(self, message: Message) -> None:
+        """OSError if control is gone."""
+        with self._lock:
+            self._socket.sendall(self._talk.seal(message))
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """What control says next; None if nothing in time. OSError if it hung up, RefusedError if it refuses us."""
+        line = self._next(timeout_s)
+        if line is None:
+            return None
+        if line.get("say") == "refused":  # without a proof: it may not know our secret
+            raise RefusedError(line)
+        try:
+            return self._talk.open(line)
+        except ForgedError as cause:
+            raise ConnectionAbortedError("it does not know the secret") from cause
+
+    def unmasked(self, cookie: int) -> int:
+        return self._talk.masked(cookie)
+
+    def hang_up(self) -> None:
+        """Nothing more will be sent; control then hangs up too, which wakes who is in `receive`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Waits so long for control to hang up: to go first could destroy our last word on its way."""
+        deadline = time.monotonic() + linger_s
+        with contextlib.suppress(OSError):
+            while (left_s := deadline - time.monotonic()) > 0 and self._poll.poll(1000 * left_s):
+                if not self._socket.recv(1 << 16):
+                    break
+        self._socket.close()
+
+    def _greet(self, secret: str, first: Message, timeout_s: float) -> None:
+        try:
+            hello = self._next(timeout_s)
+            if hello is None:
+                raise TransportError(
+                    f"{address_text(self.control)} does not answer within {timeout_s:.3g} s; is it an aggregator?"
+                )
+            if hello.get("say") == "refused":
+                raise RefusedError(hello)
+            nonce = hello.get("nonce")
+            if hello.get("tacit") != VERSION or not isinstance(nonce, str) or not nonce.isascii():
+                raise ConfigError(
+                    f"the aggregator at {address_text(self.control)} speaks version {hello.get('tacit')!s:.20}, "
+                    f"we speak {VERSION}; install the same tacit on both"
+                )
+            own = new_nonce()
+            self._talk = Talk(secret, nonce, own, "asker")
+            self._socket.sendall(self._talk.seal(first, tacit=VERSION, nonce=own))
+        except OSError as cause:
+            self.lost(cause)
+
+    def lost(self, cause: OSError) -> Never:
+        raise TransportError(
+            f"the aggregator at {address_text(self.control)} hung up ({cause}); `tacit aggregate status` there may say why"
+        ) from cause
+
+    def _next(self, timeout_s: float) -> Message | None:
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            if not self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                return None
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError("the connection was closed")
+            self._buffer += data
+            if len(self._buffer) > MOST_TOLD:
+                raise ConnectionAbortedError(f"it sent a line of more than {MOST_TOLD} bytes")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            return decode(bytes(line))
+        except ForgedError as cause:
+            raise ConnectionAbortedError("it does not talk like an aggregator") from cause
+
+
+def _connected(control: Address, timeout_s: float) -> socket.socket:
+    text = address_text(control)
+    try:
+        connection = socket.create_connection(control, timeout_s)
+    except ConnectionRefusedError as cause:
+        raise TransportError(
+            f"no aggregator listens at {text}; start one there with `tacit aggregate`"
+        ) from cause
+    except socket.gaierror as cause:
+        raise ConfigError(
+            f"{control[0]!r} is no known host; name the aggregator by its address, such as 10.0.0.1:{control[1]}"
+        ) from cause
+    except TimeoutError as cause:
+        raise TransportError(
+            f"{text} does not answer within {timeout_s:.3g} s; check address and firewall (TCP)"
+        ) from cause
+    except OSError as cause:
+        raise TransportError(
+            f"the aggregator at {text} cannot be reached ({cause.strerror}); check address and routes"
+        ) from cause
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(_SEND_S)
+    return connection

@@ -1,0 +1,256 @@
+"""A rank's place in a job of the aggregator: asked for, held by a TCP connection, given up.
+
+    terms = Terms("run 7", world=4, lanes=LaneType.I32, elements=360, slots=256)
+    with Membership(("10.0.0.1", 4800), secret, terms, rank=0, own_port=client.port) as membership:
+        client.start(membership.job, 0, membership.plane)
+
+The connection is the lease: a thread says every second that we are here, and hears at once who is not any more.
+"""
+
+import contextlib
+import threading
+import time
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from tacit.aggregator.addresses import address_text
+from tacit.aggregator.line import Line, RefusedError
+from tacit.aggregator.spec import NO_TABLE, Address, Job
+from tacit.aggregator.talk import Message
+from tacit.aggregator.wire import MOST_RANKS, LaneType
+from tacit.errors import ConfigError, TransportError
+
+MOST_NAME = 200  # characters
+_AGAIN_S = 0.1  # until we ask again for what is taken now
+_GRACE_S = 2.0  # control's own word about who is missing comes a little after the time is over
+_PARTING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all ranks of a job ask for alike. `slots` is a wish: the grant is a power of two, and may be smaller."""
+
+    name: str
+    world: int
+    lanes: LaneType
+    elements: int
+    slots: int
+    table: tuple[int, ...] = NO_TABLE
+    quorum: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name) <= MOST_NAME or not self.name.isprintable():
+            raise ConfigError(
+                f"name={self.name!r:.80}: a job's name is 1 to {MOST_NAME} printable characters"
+            )
+        if not 1 <= self.world <= MOST_RANKS:
+            raise ConfigError(f"world={self.world}: a job has 1 to {MOST_RANKS} ranks")
+        if self.slots < 2:
+            raise ConfigError(f"slots={self.slots}: a job needs at least 2")
+        self.granted(0, 0, (("0.0.0.0", 0),) * self.world, range(2))  # refuses whatever no plane would take
+
+    def granted(self, id: int, cookie: int, members: tuple[Address, ...], slots: range) -> Job:
+        """The job that a plane gets to know."""
+        return Job(id, cookie, members, self.lanes, self.elements, slots, self.table, self.quorum)
+
+    def as_message(self) -> Message:
+        return asdict(self)
+
+    @staticmethod
+    def of(message: Any) -> "Terms":
+        """The terms that a message holds; ConfigError for anything else."""
+        try:
+            numbers = [message[name] for name in ("world", "elements", "slots", "quorum")]
+            table = tuple(message["table"])
+            if not isinstance(message["name"], str) or not all(type(n) is int for n in (*numbers, *table)):
+                raise TypeError
+            world, elements, slots, quorum = numbers
+            return Terms(message["name"], world, LaneType(message["lanes"]), elements, slots, table, quorum)
+        except (KeyError, TypeError, ValueError) as cause:
+            raise ConfigError(
+                "these are no terms of a job; install the same tacit on ranks and aggregator"
+            ) from cause
+
+
+class Membership:
+    """Held from when it is built until `leave`. All of it may be used from any thread.
+
+    `job` is what was granted, `plane` where its packets go. Building it takes until all ranks have come, at most `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        control: Address,
+        secret: str,
+        terms: Terms,
+        rank: int,
+        own_port: int,
+        *,
+        timeout_s: float = 10.0,
+    ) -> None:
+        if not 0 <= rank < terms.world:
+            raise ConfigError(f"rank={rank}: the ranks of job {terms.name!r} are 0 to {terms.world - 1}")
+        if not 1 <= own_port <= 65535:
+            raise ConfigError(f"own_port={own_port}: bind the rank's UDP socket before it joins")
+        self.terms, self.rank = terms, rank
+        self._line, grant = _join(control, secret, terms, rank, own_port, timeout_s)
+        members = tuple((str(host), int(port)) for host, port in grant["members"])
+        first, count = grant["slots"]
+        self.job: Job = terms.granted(
+            grant["id"], self._line.unmasked(grant["cookie"]), members, range(first, first + count)
+        )
+        host, port = grant["plane"]
+        self.plane: Address = (self._line.peer[0] if host == "0.0.0.0" else host, port)
+        self.lease_s: float = grant["lease_s"]
+        self._why = ""
+        self._lost: tuple[int, ...] = ()
+        self._left: tuple[int, ...] = ()
+        self._missing: tuple[int, dict[int, int]] = (0, {})  # number of the question, and the answer
+        self._asked = 0
+        self._news = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._watch, name=f"tacit membership {terms.name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job goes on, as far as is known here; never blocks."""
+        return not self._why
+
+    @property
+    def why(self) -> str:
+        """Why it does not, in one sentence; empty as long as it does."""
+        return self._why
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks that vanished."""
+        return self._lost
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Ranks that are done and said so. What they had summed up can still be asked for."""
+        return self._left
+
+    def missing(self, timeout_s: float = 1.0) -> dict[int, int]:
+        """Unfinished chunks that wait for each rank; ranks that nobody waits for are left out. TransportError if control cannot say."""
+        with self._news:
+            self._asked += 1
+            asked = self._asked
+        with contextlib.suppress(OSError):  # the watch sees it too, and says why
+            self._line.send({"say": "missing", "number": asked})
+        with self._news:
+            self._news.wait_for(lambda: self._missing[0] >= asked or not self.alive, timeout_s)
+            if self._missing[0] >= asked:
+                return dict(self._missing[1])
+        raise TransportError(
+            self._why or f"control at {self._where} did not say within {timeout_s:.3g} s who is missing"
+        )
+
+    def leave(self) -> None:
+        """Says that we are done. Also to be called after the job ended; again does nothing."""
+        with self._news:
+            if not self._why:
+                self._why = f"rank {self.rank} has left job {self.terms.name!r}"
+                with contextlib.suppress(OSError):
+                    self._line.send({"say": "leave"})
+            self._news.notify_all()
+        self._line.hang_up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(
+                _PARTING_S
+            )  # longer only if control is silent, and then it need not be waited for
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    @property
+    def _where(self) -> str:
+        return address_text(self._line.control)
+
+    def _watch(self) -> None:
+        keep_s = min(1.0, self.lease_s / 4)
+        heard = time.monotonic()
+        try:
+            while self.alive:
+                with contextlib.suppress(OSError):  # `receive` says why, after the last words that came
+                    self._line.send({"say": "keep"})
+                due = time.monotonic() + keep_s
+                while self.alive and (left_s := due - time.monotonic()) > 0:
+                    if message := self._line.receive(left_s):
+                        heard = time.monotonic()
+                        self._take(message)
+                if time.monotonic() - heard > self.lease_s:
+                    raise TimeoutError(f"silent for {self.lease_s:g} s")
+        except (OSError, RefusedError) as cause:
+            self._end(f"the aggregator at {self._where} is gone from job {self.terms.name!r} ({cause})")
+        finally:
+            self._line.hang_up()
+            self._line.close(linger_s=_PARTING_S)
+
+    def _take(self, message: Message) -> None:
+        say = message.get("say")
+        with self._news:
+            if say == "gone":
+                self._lost, self._left = tuple(message["lost"]), tuple(message["left"])
+            elif say == "missing":
+                self._missing = (
+                    message["number"],
+                    {int(rank): chunks for rank, chunks in message["ranks"].items()},
+                )
+            self._news.notify_all()
+        if say == "ended":
+            self._end(message["why"])
+
+    def _end(self, why: str) -> None:
+        with self._news:
+            self._why = self._why or why
+            self._news.notify_all()
+
+
+def _join(
+    control: Address, secret: str, terms: Terms, rank: int, own_port: int, timeout_s: float
+) -> tuple[Line, Message]:
+    """A connection on which control has granted the job; asks again while an earlier job of this name is still there."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.0, deadline - time.monotonic())
+        wish = {
+            "say": "join",
+            "rank": rank,
+            "port": own_port,
+            "patience_s": left_s,
+            "terms": terms.as_message(),
+        }
+        try:
+            return _join_once(control, secret, wish, max(left_s, _AGAIN_S))
+        except RefusedError as refusal:
+            if not refusal.again or time.monotonic() + _AGAIN_S > deadline:
+                raise refusal.error from None
+        time.sleep(_AGAIN_S)
+
+
+def _join_once(control: Address, secret: str, wish: Message, timeout_s: float) -> tuple[Line, Message]:
+    line = Line(control, secret, wish, timeout_s)
+    try:
+        grant = line.receive(timeout_s + _GRACE_S)
+        if grant is None:
+            raise TransportError(
+                f"the aggregator at {address_text(control)} has not answered within {timeout_s:.3g} s; is it alive?"
+            )
+        if grant.get("say") != "granted":
+            raise TransportError(f"job {wish['terms']['name']!r} was not granted: {grant.get('why')}")
+        return line, grant
+    except OSError as cause:
+        line.close()
+        line.lost(cause)
+    except BaseException:
+        line.close()
+        raise

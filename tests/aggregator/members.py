@@ -1,0 +1,97 @@
+"""Ranks of jobs under control, on this machine: real connections and real sockets, all closed at the end."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tacit.aggregator import Job, LaneType, UserPlane
+from tacit.aggregator.control import Control
+from tacit.aggregator.membership import Membership, Terms
+from tacit.aggregator.spec import Address
+from tacit.aggregator.wire import Kind
+
+HERE: Address = ("127.0.0.1", 0)
+SECRET = "correct horse battery staple"
+
+
+def some_terms(
+    name: str = "run", world: int = 3, slots: int = 8, quorum: int = 0, elements: int = 40
+) -> Terms:
+    return Terms(name, world, LaneType.I32, elements, slots, quorum=quorum)
+
+
+def until(holds: Callable[[], object], seconds: float = 30) -> None:
+    """Returns when it holds; AssertionError if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"still not after {seconds} s"
+        time.sleep(0.005)
+
+
+@contextmanager
+def aggregator(
+    slots: int = 32,
+    jobs: int = 4,
+    keys: Sequence[str] = (SECRET,),
+    lease_s: float = 30.0,
+    port: int = 0,
+    **more,
+) -> Iterator[Control]:
+    with (
+        UserPlane(("127.0.0.1", port), slots=slots) as plane,
+        Control(plane, ("127.0.0.1", plane.address[1]), keys, jobs=jobs, lease_s=lease_s, **more) as control,
+    ):
+        control.plane = plane  # type: ignore[attr-defined]
+        yield control
+
+
+@dataclass
+class Rank:
+    membership: Membership
+    socket: socket.socket
+
+    @property
+    def job(self) -> Job:
+        return self.membership.job
+
+    def send(self, chunk: int, kind: Kind = Kind.DATA) -> None:
+        payload = bytes(self.job.data_nbytes) if kind is Kind.DATA else b""
+        self.socket.sendto(self.job.packet(kind, chunk, self.membership.rank, payload), self.membership.plane)
+
+
+@contextmanager
+def joined(
+    control: Address, terms: Terms, secret: str = SECRET, timeout_s: float = 30, host: str = "127.0.0.1"
+) -> Iterator[list[Rank]]:
+    """All ranks of a job; they leave at the end, if they have not yet."""
+    with ExitStack() as opened:
+        sockets = [
+            opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(terms.world)
+        ]
+        found: dict[int, Membership] = {}
+        errors: list[BaseException] = []
+
+        def join(rank: int) -> None:
+            try:
+                found[rank] = Membership(
+                    control, secret, terms, rank, sockets[rank].getsockname()[1], timeout_s=timeout_s
+                )
+            except BaseException as error:
+                errors.append(error)
+
+        for own in sockets:
+            own.bind((host, 0))
+            own.settimeout(30)
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(terms.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for membership in found.values():
+            opened.callback(membership.leave)
+        if errors:
+            raise errors[0]
+        yield [Rank(found[rank], sockets[rank]) for rank in range(terms.world)]
