@@ -87,18 +87,29 @@ def test_step_times_are_told_with_compute_and_communication_alone(said: list[dic
 @pytest.mark.parametrize(
     ("target", "higher", "step"),
     [
-        (0.5, True, 20),
-        (0.7, True, 30),
+        (0.5, True, 10 + 10 * 2 / 3),
+        (0.6, True, 20),
+        (0.7, True, 25),
+        (0.75, True, 27.5),
         (0.9, True, None),
+        (0.3, True, 10),
+        (0.2, True, 10),
         (0.3, False, 10),
         (0.1, False, None),
         (None, True, None),
     ],
 )
-def test_steps_to_a_target_are_those_of_the_first_curve_point_as_good(
-    target: float | None, higher: bool, step: int | None
+def test_steps_to_a_target_lie_on_the_line_between_the_points_around_it(
+    target: float | None, higher: bool, step: float | None
 ) -> None:
-    assert steps_to([(10, 0.3), (20, 0.6), (30, 0.8), (40, 0.7)], target, higher) == step
+    found = steps_to([(10, 0.3), (20, 0.6), (30, 0.8), (40, 0.7)], target, higher)
+    assert found == (None if step is None else pytest.approx(step))
+
+
+def test_steps_to_a_loss_fall_on_the_line_and_a_metric_not_finite_gives_no_line() -> None:
+    assert steps_to([(5, 4.0), (10, 3.0), (15, 1.0)], 2.5, False) == pytest.approx(11.25)
+    for strange in (float("nan"), float("inf")):
+        assert steps_to([(5, strange), (10, 2.0)], 2.5, False) == 10
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,57 @@ def test_rows_tell_limits_predictions_and_calibration(tmp_path: Path) -> None:
     )
     assert limit["unexplained"] == pytest.approx(0.003, rel=0.01)
     assert tables.calibration_rows(run)[0]["ratio"] == pytest.approx(1.021)
+    assert tables.drop_rows(run) == []
     predicted = tables.prediction_rows(contests([run]))
     assert len(predicted) == 12 and max(abs(row["error"]) for row in predicted) <= 0.07
     assert POWER not in {row["configuration"] for row in predicted}
+
+
+def test_a_row_of_calibration_has_its_own_verdict_limits_and_attempts() -> None:
+    rows = [
+        {"nbytes": 1, "measured_s": 2.0, "theory_s": 2.0, "least_s": 1.5, "most_s": 2.5, "passed": True},
+        {"nbytes": 2, "measured_s": 9.0, "theory_s": 4.0, "least_s": 3.5, "most_s": 4.5, "passed": False},
+        {"nbytes": 3, "measured_s": 9.0, "theory_s": 4.0, "least_s": 3.5, "most_s": None, "passed": True},
+        {"nbytes": 4, "measured_s": 4.0, "theory_s": 4.0},  # as older records have it
+    ]
+    record = {"kind": "calibration", "rate_bps": 1e8, "passed": False, "attempts": 3, "rows": rows}
+    told = tables.calibration_rows(run_of(record))
+    assert [row["passed"] for row in told] == [True, False, True, False]
+    assert [(row["least_s"], row["most_s"]) for row in told] == [
+        (1.5, 2.5),
+        (3.5, 4.5),
+        (3.5, None),
+        (None, None),
+    ]
+    assert {(row["attempts"], row["network_passed"]) for row in told} == {(3, False)}
+
+
+def test_drops_are_told_by_link_and_in_one_sentence() -> None:
+    record = {"kind": "counters", "job": "j", "rate_bps": 1e8, "nodes": lab.counters(1200)}
+    quiet = {"kind": "counters", "job": "k", "rate_bps": 1e8, "nodes": lab.counters(0)}
+    odd = {"kind": "counters", "job": "l", "nodes": {"h0": 3, "h1": {"eth0": None}}}
+    rows = tables.drop_rows(run_of(record, quiet, odd))
+    assert [(row["job"], row["link"], row["drops"]) for row in rows] == [
+        ("j", "h0 eth0", 1200),
+        ("j", "switch port0", 1199),
+    ]
+    said = tables.drops_text(rows)
+    assert said.startswith(
+        "2,399 packets were dropped at 100 Mbit (most on h0 eth0: 1,200): a queue had no room"
+    )
+    assert tables.drops_text(rows[:0]) == ""
+
+
+def test_codec_time_at_full_size_is_what_was_measured_over_the_scale(sample: list[Contest]) -> None:
+    for contest in sample:
+        for each in contest.standings:
+            t = each.timing
+            if t.encode_s is None or t.decode_s is None:
+                assert t.codec_s is None and t.codec_full_s is None
+            else:
+                assert t.codec_full_s == pytest.approx((t.encode_s + t.decode_s) / t.scale)
+    row = next(r for r in tables.standing_rows(sample) if (r["workload"], r["configuration"]) == (VGG, HUSH))
+    assert row["codec_full_s"] == pytest.approx(10 * row["codec_s"]) and row["codec_s"] > 0
 
 
 def test_runs_are_compared_where_workload_link_and_configuration_match(tmp_path: Path) -> None:

@@ -81,6 +81,80 @@ def test_replayed_scaled_and_the_command_are_said(built: Page) -> None:
     assert "unshaped" not in built.html and "calibration refused" not in built.html
 
 
+def test_a_scaled_replay_says_what_it_keeps_and_shows_the_codec_at_full_size(
+    report: Report, built: Page
+) -> None:
+    assert "Scaled to 1/10: compute is kept, and so is payload over rate" in built.html
+    assert (
+        built.html.count("ratios flatter codecs whose encode and decode matter") == 4
+    )  # 2 cards, badge, text
+    heads = '<th scope="col">codec time</th><th scope="col">codec time at full size</th>'
+    assert built.html.count(heads) == 1  # real training is not scaled
+    codec = 0.25 * lab.CODEC_S_A_MB[HUSH] * lab.GRADIENT_NBYTES[lab.VGG] / 1e6
+    at = [place for place, cell in enumerate(built.cells) if cell == HUSH]
+    rows = [built.cells[place : place + 8] for place in at]
+    assert any(row[-2:] == [time_text(codec), time_text(10 * codec)] for row in rows)
+    assert any(row["codec_full_s"] == pytest.approx(10 * codec) for row in report.tables["standings"])
+
+
+def test_what_the_prediction_knows_is_said_under_its_figure(report: Report, built: Page) -> None:
+    assert {"fashion-mnist-cnn-predicted", "vgg16-predicted"} < set(report.figures)
+    assert (
+        built.html.count("It knows no latency, no shared cores") == 4
+    )  # the captions and the figures' names
+    assert '<th scope="col">predicted step</th>' in built.html and len(report.tables["predictions"]) == 24
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "failed", None])
+def test_a_run_without_its_end_does_not_look_complete(outcome: str | None) -> None:
+    ends = [{"kind": "end", "outcome": outcome}] if outcome else []
+    report = compose([run_of({"kind": "start"}, timed("a", 1.0), *ends)])
+    badge, sentence = outcome or "no end", report.verdicts["made"][-1]
+    assert f"{badge}</span>{sentence}</p>" in report.html and "what it had recorded stands here" in sentence
+    assert f"<dt>ended</dt><dd>{badge}</dd>" in report.html and Page(report.html).open == []
+    told = report.as_dict()
+    assert sentence in told["verdict"]
+    assert (told["runs"][0]["outcome"], told["runs"][0]["unfinished"]) == (badge, sentence)
+
+
+def test_a_run_that_lends_its_trainings_is_told_if_it_was_interrupted() -> None:
+    lender = run_of({"kind": "start"}, trained("a", 10), {"kind": "end", "outcome": "interrupted"}, label="l")
+    report = compose([run_of(timed("a", 1.0), label="times"), lender])
+    assert report.verdicts["l"] == ["This run was interrupted; what it had recorded stands here."]
+    assert report.html.count("interrupted</span>") == 1
+
+
+def test_a_finished_run_has_no_badge_of_that_kind(report: Report, built: Page) -> None:
+    assert "stands here" not in built.html and "<dt>ended</dt><dd>done</dd>" in built.html
+    assert report.as_dict()["runs"][0]["unfinished"] == ""
+
+
+def test_drops_are_said_in_the_section_of_their_job() -> None:
+    rates = (1e8, 2e8)
+    lost = [{"kind": "counters", "job": "j", "rate_bps": r, "nodes": lab.counters(1200)} for r in rates]
+    report = compose([run_of(*(timed("a", 1.0, rate_bps=rate) for rate in rates), *lost)])
+    for rate in (100, 200):
+        assert f"<li>2,399 packets were dropped at {rate} Mbit (most on h0 eth0: 1,200)" in report.html
+    assert len(report.tables["drops"]) == 4
+    limits = run_of(
+        {"kind": "limits", "job": "x", "rate_bps": 1e8, "measured_s": 1.0, "theory_s": 1.0},
+        {"kind": "counters", "job": "x", "rate_bps": 1e8, "nodes": {"a": {"eth0": {"qdisc_drops": 1}}}},
+    )
+    assert "<p>1 packet was dropped at 100 Mbit (most on a eth0: 1)" in compose([limits]).html
+
+
+def test_calibration_shows_limits_attempts_and_each_rows_verdict() -> None:
+    rows = [
+        {"nbytes": 1e6, "measured_s": 0.2, "theory_s": 0.2, "least_s": 0.1, "most_s": 0.3, "passed": True},
+        {"nbytes": 1e6, "measured_s": 0.4, "theory_s": 0.2, "least_s": 0.1, "most_s": 0.3, "passed": False},
+    ]
+    record = {"kind": "calibration", "rate_bps": 1e8, "passed": False, "attempts": 3, "rows": rows}
+    page = Page(compose([run_of(record)]).html)
+    for start, verdict in ((0, "passed"), (9, "refused")):
+        assert page.cells[start + 5 : start + 9] == ["100 ms", "300 ms", "3", verdict]
+    assert all(f'<th scope="col">{head}</th>' in page.html for head in ("at least", "at most", "attempts"))
+
+
 def test_how_the_baseline_was_tuned_and_whether_the_replay_was_right_are_said(built: Page) -> None:
     assert (
         "Plain DDP's buckets were tuned to 4.19 MB (a step with 4.19 MB 974 ms and 26.2 MB 1.17 s)"

@@ -60,6 +60,28 @@ def test_the_last_run_that_measured_is_told_and_the_rest_named(tmp_path: Path) -
     assert run.notes == (f"{path} holds 1 earlier run, left out here",)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "told", "said"),
+    [
+        ("done", "done", ""),
+        ("interrupted", "interrupted", "This run was interrupted; what it had recorded stands here."),
+        ("failed", "failed", "This run failed before its end; what it had recorded stands here."),
+        (None, "no end", "This run did not record its end: it was killed, or it still runs; what"),
+        ("odd", "odd", "This run ended otherwise than done (odd); what"),
+    ],
+)
+def test_how_a_run_ended_is_told(outcome: str | None, told: str, said: str, tmp_path: Path) -> None:
+    lab_sample.write_run(tmp_path / "r.jsonl", outcome=outcome, rates=(1e8,), workloads=())
+    (run,) = load([tmp_path / "r.jsonl"])
+    assert run.outcome == told and run.unfinished.startswith(said) and bool(run.unfinished) is bool(said)
+
+
+def test_a_sweep_has_no_end_to_miss(tmp_path: Path) -> None:
+    lab_sample.write_costs(tmp_path / "c.jsonl")
+    (run,) = load([tmp_path / "c.jsonl"])
+    assert run.outcome is None and run.unfinished == ""
+
+
 def test_a_sweep_that_was_resumed_is_told_whole(tmp_path: Path) -> None:
     lab_sample.write_costs(tmp_path / "c.jsonl")
     lab_sample.write_costs(tmp_path / "c.jsonl")

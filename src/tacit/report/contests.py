@@ -62,6 +62,17 @@ class Timing:
     sent_is: str = ""  # "counted" as the bytes left, or "computed"
     tuned: bool = False  # the bucket size is the best of those tried
 
+    @property
+    def codec_s(self) -> float | None:
+        """Encode and decode of a step; None where nobody tells them, as torch's hooks do not."""
+        told = [part for part in (self.encode_s, self.decode_s) if part is not None]
+        return sum(told) if told else None
+
+    @property
+    def codec_full_s(self) -> float | None:
+        """The same on all of the parameters, of which a scaled replay has a part: it grows with them."""
+        return None if self.codec_s is None else self.codec_s / self.scale
+
 
 @dataclass(frozen=True, slots=True)
 class Training:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 from tacit.report import contests as ct
 from tacit.report import html, tables
@@ -110,7 +111,17 @@ def limits(run: Run, of: str, gallery: Gallery) -> Section | None:
         for row in rows
     ]
     caption = "All-reduce against theory; interface bytes against counted bytes and headers, a rank"
-    return Section(f"Limits{of}", f'<div class="figures">{drawn}</div>{html.table(heads, body, caption)}')
+    table = html.table(heads, body, caption)
+    lost = dropped(run, {(record.get("job"), ct.number(record, "rate_bps")) for record in run.of("limits")})
+    notes = "".join(f"<p>{escape(sentence)}.</p>" for sentence in lost)
+    return Section(f"Limits{of}", f'<div class="figures">{drawn}</div>{table}{notes}')
+
+
+def dropped(run: Run, cases: Iterable[tuple[Any, float | None]]) -> list[str]:
+    """A sentence for each of these jobs and rates at which packets were dropped."""
+    rows = tables.drop_rows(run)
+    told = (tables.drops_text([r for r in rows if (r["job"], r["rate_bps"]) == case]) for case in cases)
+    return [sentence for sentence in told if sentence]
 
 
 def calibration(run: Run, of: str) -> Section | None:
@@ -118,7 +129,7 @@ def calibration(run: Run, of: str) -> Section | None:
     rows, refused = tables.calibration_rows(run), ct.refusals(run)
     if not rows and not refused:
         return None
-    heads = ["link", "message", "measured", "theory", "ratio", "verdict"]
+    heads = ["link", "message", "measured", "theory", "ratio", "at least", "at most", "attempts", "verdict"]
     body = [
         [
             figure_cell(row["rate_bps"], rate_text),
@@ -126,6 +137,9 @@ def calibration(run: Run, of: str) -> Section | None:
             figure_cell(row["measured_s"], time_text),
             figure_cell(row["theory_s"], time_text),
             figure_cell(row["ratio"], times_text),
+            figure_cell(row["least_s"], time_text),
+            figure_cell(row["most_s"], time_text),
+            figure_cell(row["attempts"], plain_text),
             Cell("passed" if row["passed"] else '<span class="worse">refused</span>'),
         ]
         for row in rows
@@ -133,7 +147,10 @@ def calibration(run: Run, of: str) -> Section | None:
     why = "".join(f"<p>{escape(str(record.get('why') or ''))}</p>" for record in run.of("refused"))
     told = "Before each rate the network is measured: it must take the time that its rate says, or nothing is claimed."
     marks = html.badge("calibration refused", WHY["calibration refused"]) if refused else ""
-    table = html.table(heads, body, "One message at a time, against its rate") if rows else ""
+    caption = (
+        "One message at a time, against its rate; a network is used if every row of its last attempt passed"
+    )
+    table = html.table(heads, body, caption) if rows else ""
     return Section(f"Calibration{of}", f"<p>{told}</p>{why}{table}", marks)
 
 

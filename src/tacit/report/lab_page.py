@@ -8,7 +8,7 @@ from statistics import median
 
 from tacit.records import Record
 from tacit.report import contests as ct
-from tacit.report import html, tables
+from tacit.report import evidence, html, tables
 from tacit.report import lab_figures as draw
 from tacit.report.cards import WHY, ink_of, kind_badges
 from tacit.report.contests import Contest, Standing
@@ -27,6 +27,12 @@ from tacit.report.text import (
     times_text,
 )
 from tacit.units import size_text, time_text
+
+PREDICTION = (
+    "The prediction is the simulator's: layers compute, buckets cross the wire one after another while backward goes on, at "
+    "the payload's share of the rate, with the codec's time as measured. It knows no latency, no shared cores and nothing of "
+    "what torch's hooks compute, so most steps take longer than it says."
+)
 
 
 def families(runs: Sequence[Run], found: Sequence[Contest], gallery: Gallery) -> list[Section]:
@@ -77,8 +83,11 @@ def _about(family: Sequence[Contest]) -> str:
     told = ", ".join(filter(None, parts))
     if first.replayed:
         told += f". Replayed: {WHY['replayed']}"
+    if first.scale != 1:
+        told += f". {ct.scale_text(first.scale).capitalize()}: {WHY['scaled']}"
     if family[0].target is not None:
-        told += ". Time to accuracy is steps to the target, from training, times the median step at that rate"
+        told += ". Time to accuracy is steps to the target, from training, times the median step at that rate; steps "
+        told += "between two judged points are read off the line that joins them"
     return f"{told}."
 
 
@@ -131,7 +140,7 @@ def _predicted(family: Sequence[Contest], ink: dict[str, str], gallery: Gallery)
         off = [abs(row["error"]) for row in rows]
         caption = (
             f"Predicted against measured steps: off by {100 * median(off):.1f} % (median; at most {100 * max(off):.1f} %, "
-            f"{counted(len(rows), 'step time')}); the band is 10 %."
+            f"{counted(len(rows), 'step time')}); the band is 10 %. {PREDICTION}"
         )
         words = (family[0].workload, "predicted")
         yield gallery.show(words, lambda name: draw.predicted_against_measured(rows, ink, name), caption)
@@ -143,9 +152,12 @@ def _time_table(family: Sequence[Contest], ink: dict[str, str]) -> str:
     if trained:
         goal = "target" if trained.target is None else metric_text(trained.target, trained.higher_is_better)
         heads += [f"time to {goal}", "time against fp32", "time against bf16", f"final {trained.metric}"]
-    predicted = any(s.timing.predicted_step_s for contest in family for s in contest.standings)
+    timings = [s.timing for contest in family for s in contest.standings]
+    predicted = any(timing.predicted_step_s for timing in timings)
     heads += ["predicted step"] if predicted else []
-    rows = [_time_cells(c, s, ink, bool(trained), predicted) for c in family for s in c.standings]
+    scaled = any(timing.scale != 1 and timing.codec_s is not None for timing in timings)
+    heads += ["codec time", "codec time at full size"] if scaled else []
+    rows = [_time_cells(c, s, ink, bool(trained), predicted, scaled) for c in family for s in c.standings]
     small = "steps with p10 to p90, " + (
         "times to accuracy with the seeds' range" if trained else "n steps each"
     )
@@ -153,7 +165,7 @@ def _time_table(family: Sequence[Contest], ink: dict[str, str]) -> str:
 
 
 def _time_cells(
-    contest: Contest, standing: Standing, ink: dict[str, str], trained: bool, predicted: bool
+    contest: Contest, standing: Standing, ink: dict[str, str], trained: bool, predicted: bool, scaled: bool
 ) -> list[Cell]:
     timing = standing.timing
     span = _span(timing.step_p10_s, timing.step_p90_s, time_text)
@@ -171,6 +183,8 @@ def _time_cells(
     if predicted:
         guess = timing.predicted_step_s
         cells.append(figure_cell(guess, time_text, more_text(guess / timing.step_p50_s - 1) if guess else ""))
+    if scaled:
+        cells += [figure_cell(value, time_text) for value in (timing.codec_s, timing.codec_full_s)]
     return cells
 
 
@@ -225,12 +239,15 @@ def _byte_cells(contest: Contest, standing: Standing, ink: dict[str, str]) -> li
 
 
 def _notes(run: Run, family: Sequence[Contest]) -> str:
-    """What the records say beside their figures: how the baseline was tuned, whether the replay was right, who is missing."""
+    """What the records say beside their figures: how the baseline was tuned, whether the replay was right, who is missing,
+    what was dropped on the way."""
     notes = {s.name: s.timing.note for contest in family for s in contest.standings if s.timing.note}
     items = [f"<code>{escape(name)}</code>: {escape(note)}" for name, note in notes.items()]
     jobs = {contest.first.job for contest in family}
     beside = [record for record in run.of("tuning", "replay_check", "left_out") if record.get("job") in jobs]
     items += [told for record in beside if (told := _beside(record))]
+    cases = dict.fromkeys((contest.first.job, contest.first.rate_bps) for contest in family)
+    items += [escape(sentence) for sentence in evidence.dropped(run, cases)]
     listed_items = "".join(f"<li>{item}</li>" for item in dict.fromkeys(items))
     return f"<ul>{listed_items}</ul>" if items else ""
 

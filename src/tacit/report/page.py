@@ -54,6 +54,9 @@ def compose(runs: Sequence[Run]) -> Report:
     runs = label(runs)
     found, gallery, several = contests(runs), Gallery(), len(runs) > 1
     told = {run.label: verdicts(run, found) for run in runs if not (several and _only_lends(run, found))}
+    for run in runs:
+        if run.unfinished:
+            told.setdefault(run.label, []).append(run.unfinished)
     compared = tables.compared_rows(found)
     sections: list[Section | None] = [
         evidence.compared(compared, [run.label for run in runs], gallery),
@@ -83,11 +86,17 @@ def _only_lends(run: Run, found: Sequence[Contest]) -> bool:
 
 
 def _head(runs: Sequence[Run], told: dict[str, list[str]], compared: Sequence[tables.TableRow]) -> str:
-    """The verdicts before all else: each run's first sentence large."""
+    """The verdicts before all else: each run's first sentence large; a run without its end has a badge."""
+    marks = {
+        run.unfinished: html.badge(str(run.outcome), "not all that was ordered was measured")
+        for run in runs
+        if run.unfinished
+    }
     said = ""
-    for name, (first, *more) in told.items():
+    for name, sentences in told.items():
         of = f"<b>{escape(name)}</b>" if len(told) > 1 else ""
-        said += f'<div class="verdict">{of}<p>{escape(first)}</p>{"".join(f"<p>{escape(m)}</p>" for m in more)}</div>'
+        lines = (f"<p>{marks.get(sentence, '')}{escape(sentence)}</p>" for sentence in sentences)
+        said += f'<div class="verdict">{of}{"".join(lines)}</div>'
     matched = f"<p>{escape(tables.compared_text(compared))}</p>" if compared else ""
     demo = f"<p>{LOOPBACK} {demo_page.RULES}</p>" if any(run.of("training") for run in runs) else ""
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for run in runs for note in run.notes)
@@ -129,6 +138,7 @@ def _facts(run: Run, several: bool) -> Section | None:
         "run": run.id,
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(times[0])),
         "took": f"{times[-1] - times[0]:.0f} s",
+        **({"ended": run.outcome} if run.outcome else {}),
         **({"records": run.path} if run.path else {}),
     }
     again = (
@@ -146,7 +156,7 @@ def _tables(
 ) -> dict[str, list[tables.TableRow]]:
     """What JSON and CSV hold; a table that has no rows is left out."""
     told = {
-        "runs": [{"label": run.label, "run": run.id, "path": run.path, **_start(run)} for run in runs],
+        "runs": [_told(run) for run in runs],
         "findings": [finding(contest).as_dict() for contest in found],
         "standings": tables.standing_rows(found),
         "predictions": tables.prediction_rows(found),
@@ -154,11 +164,14 @@ def _tables(
         "accuracy": [row for run in runs for row in tables.accuracy_rows(run)],
         "limits": [row for run in runs for row in tables.limit_rows(run)],
         "calibration": [row for run in runs for row in tables.calibration_rows(run)],
+        "drops": [row for run in runs for row in tables.drop_rows(run)],
         "costs": [row for run in runs for row in tables.cost_rows(run)],
         "trainings": [row for run in runs for row in tables.training_rows(run)],
     }
     return {name: rows for name, rows in told.items() if rows}
 
 
-def _start(run: Run) -> dict[str, Any]:
-    return {key: run.start.get(key) for key in ("experiment", "command", "network", "host")}
+def _told(run: Run) -> tables.TableRow:
+    start = {key: run.start.get(key) for key in ("experiment", "command", "network", "host")}
+    ended = {"outcome": run.outcome, "unfinished": run.unfinished}
+    return {"label": run.label, "run": run.id, "path": run.path, **ended, **start}

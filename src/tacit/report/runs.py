@@ -16,6 +16,11 @@ from tacit.report.text import counted
 SIMULATED = frozenset({"cost", "sim"})
 FIGURES = frozenset({"timing", "accuracy", "limits", "calibration", "training"}) | SIMULATED
 """The kinds of records that a page can be made of."""
+_UNFINISHED = {
+    "interrupted": "This run was interrupted",
+    "failed": "This run failed before its end",
+    "no end": "This run did not record its end: it was killed, or it still runs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,22 @@ class Run:
     @property
     def start(self) -> Record:
         return next((record for record in self.records if record["kind"] == "start"), {})
+
+    @property
+    def outcome(self) -> str | None:
+        """How it ended, as recorded, or 'no end'; None where no end belongs: a sweep, or records without a start."""
+        ends = self.of("end")
+        if ends:
+            return str(ends[-1].get("outcome") or "no end")
+        return "no end" if self.start and self.of(*(FIGURES - SIMULATED)) else None
+
+    @property
+    def unfinished(self) -> str:
+        """A sentence on a run that did not come to its end; empty for one that did."""
+        if self.outcome in (None, "done"):
+            return ""
+        how = _UNFINISHED.get(str(self.outcome), f"This run ended otherwise than done ({self.outcome})")
+        return f"{how}; what it had recorded stands here."
 
     def of(self, *kinds: str) -> list[Record]:
         return [record for record in self.records if record["kind"] in kinds]

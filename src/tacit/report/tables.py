@@ -11,6 +11,7 @@ from tacit.records import Record
 from tacit.report import summary
 from tacit.report.contests import Contest, number
 from tacit.report.runs import SIMULATED, Run
+from tacit.report.text import rate_text
 
 TableRow = dict[str, Any]
 
@@ -28,6 +29,8 @@ def standing_rows(contests: Sequence[Contest]) -> list[TableRow]:
                     "trusted": contest.trusted,
                     "speedup": standing.speedup,
                     "against_bf16": contest.step_ratio(standing, contest.bf16),
+                    "codec_s": standing.timing.codec_s,
+                    "codec_full_s": standing.timing.codec_full_s,
                     "seeds": len(standing.seeds),
                     "seeds_reached": standing.reached,
                     "to_target_s": spread.p50 if spread else None,
@@ -104,6 +107,10 @@ def limit_rows(run: Run) -> list[TableRow]:
 
 
 def calibration_rows(run: Run) -> list[TableRow]:
+    """What was timed before a job ran, as its last attempt found it; a row passed between `least_s` and `most_s`.
+
+    `network_passed` is the judgement over all rows of a job and rate.
+    """
     rows = []
     for record in run.of("calibration"):
         listed = record.get("rows")
@@ -114,16 +121,53 @@ def calibration_rows(run: Run) -> list[TableRow]:
             rows.append(
                 {
                     "run": run.label,
+                    "job": str(record.get("job") or ""),
                     "rate_bps": number(record, "rate_bps"),
                     "what": str(row.get("what") or row.get("name") or ""),
                     "nbytes": number(row, "nbytes"),
                     "measured_s": measured,
                     "theory_s": theory,
                     "ratio": measured / theory if measured and theory else None,
-                    "passed": record.get("passed") is True,
+                    "least_s": number(row, "least_s"),
+                    "most_s": number(row, "most_s"),
+                    "passed": row.get("passed", record.get("passed")) is True,
+                    "network_passed": record.get("passed") is True,
+                    "attempts": number(record, "attempts"),
                 }
             )
     return rows
+
+
+def drop_rows(run: Run) -> list[TableRow]:
+    """Links whose queue had no room for packets, of each job and rate."""
+    return [
+        {
+            "run": run.label,
+            "job": str(record.get("job") or ""),
+            "rate_bps": number(record, "rate_bps"),
+            "link": f"{node} {device}",
+            "drops": round(drops),
+            "packets": number(counted, "qdisc_packets"),
+        }
+        for record in run.of("counters")
+        for node, devices in _items(record.get("nodes"))
+        for device, counted in _items(devices)
+        if isinstance(counted, dict) and (drops := number(counted, "qdisc_drops") or 0) > 0
+    ]
+
+
+def drops_text(rows: Sequence[TableRow]) -> str:
+    """One sentence on the drops of one job at one rate; empty where there were none."""
+    if not rows:
+        return ""
+    worst = max(rows, key=lambda row: row["drops"])
+    at = f" at {rate_text(worst['rate_bps'])}" if worst["rate_bps"] else ""
+    total = sum(row["drops"] for row in rows)
+    packets = f"{total:,} packets were" if total > 1 else "1 packet was"
+    return (
+        f"{packets} dropped{at} (most on {worst['link']}: {worst['drops']:,}): a queue had no room for them, "
+        "and steps waited until they were sent again"
+    )
 
 
 def cost_rows(run: Run) -> list[TableRow]:
@@ -195,6 +239,10 @@ def compared_text(rows: Sequence[TableRow]) -> str:
         f"Where the runs match ({len(changes)} configurations on one workload and link), steps of “{last}” took "
         f"{median(changes):.2f}× those of “{first}” (median; {min(changes):.2f} to {max(changes):.2f})."
     )
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import prod
 from statistics import median, quantiles
 from typing import Any
 
@@ -22,6 +23,8 @@ from tacit.demo.facts import sent_is
 from tacit.lab.baselines import Link
 from tacit.lab.inside import traffic
 from tacit.lab.theory import payload_share
+from tacit.sim.overlap import CodecCost, step_time
+from tacit.sim.workloads import Layer, Workload
 
 TIMEOUT = timedelta(seconds=300)
 PROGRESS_S = 1.0
@@ -190,7 +193,8 @@ def timing(
 
     Step times are the slowest rank's. Bytes and CPU seconds are means over ranks and steps, the split is a mean over ranks
     of medians over steps; `goodput_bps` is payload
-    over the whole step, so a step that computes longer than it talks has little of it.
+    over the whole step, so a step that computes longer than it talks has little of it. `predicted_step_s` is what
+    `predicted` says of the bytes that cross the busiest link; None where no rate limits it, or ranks share one.
     """
     link = contender.link
     assert link is not None
@@ -198,9 +202,8 @@ def timing(
     p10, p50, p90 = deciles(steps_s)
     slow, middle, fast = deciles([b / s for b, s in zip(reference_s, steps_s, strict=True)])
     n = len(steps_s)
-    sent = mean(
-        [(contender.sent_nbytes() - contender.sent_before) / n if link.counted else link.computed_nbytes]
-    )
+    own_sent = (contender.sent_nbytes() - contender.sent_before) / n if link.counted else link.computed_nbytes
+    sent, busiest = mean([own_sent]), slowest([own_sent])[0]
     interface = mean(contender.interface_nbytes) if network.interface else None
     split_s: dict[str, float | None] = {f"{part}_s": None for part in SPLIT}
     if link.handle is not None:
@@ -209,6 +212,16 @@ def timing(
         split_s["wait_s"] = max(0.0, p50 - compute_s)
     goodput_bps = 8 * sent / p50
     limit_bps = network.rate_bps * network.payload_share if network.rate_bps else None
+    crossing = _crossing_nbytes(link, busiest, total=sent * dist.get_world_size())
+    predicted_s = None
+    if limit_bps and network.interface and crossing is not None:
+        predicted_s = predicted(
+            _layers(link, compute_s, played=facts.get("replayed") is True),
+            wire_s=8 * crossing / limit_bps,
+            encode_s=split_s["encode_s"] or 0.0,
+            decode_s=split_s["decode_s"] or 0.0,
+            bucket_nbytes=link.bucket_nbytes,
+        )
     return {
         **facts,
         "configuration": contender.name,
@@ -221,6 +234,7 @@ def timing(
         "step_p10_s": p10,
         "step_p50_s": p50,
         "step_p90_s": p90,
+        "predicted_step_s": predicted_s,
         "speedup": middle,
         "speedup_p10": slow,
         "speedup_p90": fast,
@@ -235,6 +249,56 @@ def timing(
         "bucket_nbytes": link.bucket_nbytes,
         "note": link.note,
     }
+
+
+def predicted(
+    layers: Sequence[Layer], *, wire_s: float, encode_s: float, decode_s: float, bucket_nbytes: int
+) -> float:
+    """The simulator's step (sim/overlap.py), in seconds: layers compute, full buckets are sent while backward goes on.
+
+    A bucket has its share, by parameters, of the wire's time and of the codec's. The wire's is a step's bytes over the
+    payload's share of the rate; the codec's is as measured, and 0 for torch's hooks, which do not tell theirs. Left out:
+    latency, waking processes, cores that ranks share. So a measured step is rarely shorter, and a short one much longer.
+    """
+    numel = sum(layer.parameters for layer in layers)
+    codec = CodecCost(lambda elements: elements, encode_s / numel, decode_s / numel)
+    step = step_time(
+        Workload("step", tuple(layers), "timed"),
+        lambda elements: wire_s * elements / numel,
+        codec=codec,
+        bucket_nbytes=bucket_nbytes,
+        first_bucket_nbytes=None,  # DDP makes its first bucket smaller only where nobody names a size
+    )
+    return step.step_s
+
+
+def _layers(link: Link, compute_s: float, *, played: bool) -> list[Layer]:
+    """A replay's layers with their own times. Of a real model only the sum is known: a third of it counts as forward,
+    two thirds as backward, spread over the parameters by their size."""
+    if played:
+        parts: Any = link.model.module.layers
+        return [
+            Layer(part.name, prod(part.shape) if part.shape else 0, part.forward_s, part.backward_s)
+            for part in parts
+        ]
+    sizes = {name: p.numel() for name, p in link.model.named_parameters()}
+    a_parameter_s = compute_s / 3 / sum(sizes.values())
+    return [Layer(name, size, size * a_parameter_s, 2 * size * a_parameter_s) for name, size in sizes.items()]
+
+
+def _crossing_nbytes(link: Link, busiest: float, *, total: float) -> float | None:
+    """The bytes a step that one link carries, one after another: what the busiest rank sends, where all send at once.
+
+    A server's link carries everybody's, in and then out. None where what is sent does not make the step: ranks take turns
+    (trees), the answer is wider than the question (star), some steps keep silent (rounds).
+    """
+    if link.handle is None:
+        return busiest
+    strategy = link.handle.strategy
+    if str(strategy.when) != "every":
+        return None
+    scheme = str(strategy.who).partition("(")[0]
+    return {"allreduce": busiest, "ring": busiest, "sharded": busiest, "server": total}.get(scheme)
 
 
 def arguments(description: str) -> tuple[dict[str, Any], Network]:

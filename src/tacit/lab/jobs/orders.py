@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -176,12 +177,24 @@ def replay_check(step_s: Sequence[float], compute_s: float) -> dict[str, Any]:
     }
 
 
-def steps_to(curve: Sequence[tuple[int, float]], target: float | None, higher_is_better: bool) -> int | None:
-    """The first step at which the metric was as good as `target`; None if it never was, or there is none."""
+def steps_to(
+    curve: Sequence[tuple[int, float]], target: float | None, higher_is_better: bool
+) -> float | None:
+    """The step at which the metric first was as good as `target`; None if it never was, or there is none.
+
+    It is judged now and then only: between the last point before the target and the first one there, it is read off the
+    straight line. A first point that is already there counts as it stands, and so does one after a metric not finite.
+    """
     if target is None:
         return None
-    good = (step for step, value in curve if (value >= target if higher_is_better else value <= target))
-    return next(good, None)
+    before: tuple[int, float] | None = None
+    for step, value in curve:
+        if value >= target if higher_is_better else value <= target:
+            if before is None or not isfinite(before[1]) or not isfinite(value):
+                return step
+            return before[0] + (step - before[0]) * (target - before[1]) / (value - before[1])
+        before = step, value
+    return None
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:
