@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
+
+import pytest
+from aggregator import kernel
 
 from tacit import _core
 from tacit.aggregator import spec
+from tacit.aggregator.kernel_plane import KernelPlane
 from tacit.aggregator.spec import Address, Answers, Job
 from tacit.aggregator.wire import EVENTS, VERDICTS
 
@@ -70,4 +75,17 @@ def _native(simd: str) -> Callable[[int], AnyPlane]:
 NATIVE: dict[str, Callable[[int], AnyPlane]] = {
     f"native-{simd}": _native(simd) for simd in _core.simd_variants()
 }
-PLANES: dict[str, Callable[[int], AnyPlane]] = {"spec": SpecPlane, **NATIVE}
+
+
+def _kernel(entry: kernel.Entry) -> Callable[[int], AnyPlane]:
+    def make(slots: int) -> AnyPlane:
+        if reason := kernel_plane_missing():
+            pytest.skip(reason)
+        return kernel.WiredPlane(slots, entry)
+
+    return make
+
+
+kernel_plane_missing = cache(KernelPlane.missing)  # why it cannot run here; empty if it can
+KERNEL: dict[str, Callable[[int], AnyPlane]] = {f"kernel-{entry}": _kernel(entry) for entry in ("tc", "xdp")}
+PLANES: dict[str, Callable[[int], AnyPlane]] = {"spec": SpecPlane, **NATIVE, **KERNEL}
