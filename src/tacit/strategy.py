@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tacit.codecs import CODECS
-from tacit.errors import ConfigError, did_you_mean
+from tacit.errors import ConfigError, PairingError, did_you_mean
+from tacit.gossip.partners import Gossip
 from tacit.requests import Codec
-from tacit.rounds import ROUNDS, EveryStep, Round
+from tacit.rounds import ROUNDS, Adaptive, EveryStep, Round
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
+
+_WHO: dict[str, Callable[..., Any]] = {**SCHEMES, "gossip": Gossip}
 
 Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
 _BETWEEN = re.compile(r"/(?![^(]*\))")  # a slash between parts, not one in an option: braid(levels='5/2 */7')
@@ -30,7 +33,7 @@ class Strategy:
 
     when: Round
     what: Codec
-    who: Scheme
+    who: Scheme | Gossip
 
     def __post_init__(self) -> None:
         self.check()
@@ -41,6 +44,15 @@ class Strategy:
     def check(self, world: int | None = None) -> None:
         """Raises PairingError if this cannot work, among `world` ranks once that is known."""
         self.who.check(self.what, world)
+        pairs = isinstance(self.who, Gossip)
+        if pairs and not hasattr(self.when, "why"):
+            raise PairingError(
+                f"{self.when} needs the mean of all ranks, and gossip has none; write '{self.when} / {self.what}'"
+            )
+        if not pairs and not hasattr(self.when, "due") and self.when.speaks == "models":
+            raise PairingError(
+                f"with {self.when} every rank talks when it likes: write '{self.when} / {self.what} / gossip'"
+            )
         if self.what.traits.lanes is not None and world is not None:
             self.what.traits.lanes.check(world)
 
@@ -57,8 +69,19 @@ class Strategy:
         if not parts:
             raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
         what = _build(parts[0], CODECS, "codec")
-        who = _build(parts[1], SCHEMES, "scheme") if len(parts) == 2 else default_scheme(what)
+        who = _build(parts[1], _WHO, "scheme") if len(parts) == 2 else default_who(when, what)
         return cls(when, what, who)
+
+    @property
+    def scheme(self) -> Scheme:
+        """Who tells whom, where all ranks talk at the same time."""
+        assert not isinstance(self.who, Gossip), "ranks that gossip have no scheme"
+        return self.who
+
+
+def default_who(when: Round, codec: Codec) -> Scheme | Gossip:
+    """Gossip for ranks that talk when they like; a scheme for all others."""
+    return Gossip() if isinstance(when, Adaptive) else default_scheme(codec)
 
 
 def default_scheme(codec: Codec) -> Scheme:

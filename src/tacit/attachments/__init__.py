@@ -15,11 +15,12 @@ from torch import nn
 from tacit.attachments.handle import Attachment, Handle
 from tacit.buckets import group_names, parameter_names
 from tacit.errors import ConfigError
+from tacit.gossip.partners import Gossip
 from tacit.strategy import Strategy
 from tacit.units import parse_size
 
 if TYPE_CHECKING:
-    from tacit.rounds import Merging
+    from tacit.rounds import Merging, Trigger
 
 __all__ = ["Attachment", "Handle", "attach"]
 
@@ -56,6 +57,16 @@ def attach(
         raise ConfigError(f"this model already speaks {str(earlier.strategy)!r}; close that handle first")
     numels = {name: parameter.numel() for name, parameter in parameters.items()}
     handle = Handle(parsed, numels, seed=seed, records=records)
+    if isinstance(parsed.who, Gossip):
+        from tacit.attachments.gossiping import attach_gossip
+
+        if _kind(core) != "plain":
+            raise ConfigError(
+                f"{parsed} keeps no two ranks equal, and DDP and FSDP2 want that; attach the plain module"
+            )
+        attach_gossip(handle, cast("Trigger", parsed.when), parsed.who, optimizer, parameters, timeout)
+        _ATTACHED[core] = handle
+        return handle
     if not dist.is_available() or not dist.is_initialized():
         return handle  # one process: there is nobody to talk to
     kind = _kind(core)

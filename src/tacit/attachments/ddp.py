@@ -63,7 +63,7 @@ class DdpAttachment:
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
         strategy = handle.strategy
         self.exchange: Exchange | None = Exchange(
-            wire, strategy.who, strategy.what, handle.stats, device=buckets[0].device, seed=handle.seed
+            wire, strategy.scheme, strategy.what, handle.stats, device=buckets[0].device, seed=handle.seed
         )
         self.exchange.on_fail = self._fail  # DDP may be waiting for futures that will not come any more
         self._backward = Backward(handle, self.exchange, buckets)

@@ -72,7 +72,7 @@ class MergingAttachment:
     ):
         self.wire, self._handle, self._rule, self._model = wire, handle, rule, model
         self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
-        who, what = handle.strategy.who, handle.strategy.what
+        who, what = handle.strategy.scheme, handle.strategy.what
         self._exchange = Exchange(wire, who, what, handle.stats, device=buckets[0].device, seed=handle.seed)
         self._since = 0
         self._first_loss: float | None = None

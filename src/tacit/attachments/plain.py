@@ -47,7 +47,7 @@ class PlainAttachment:
         self.wire, self._handle, self._parameters = wire, handle, parameters
         self._exchange = Exchange(
             wire,
-            handle.strategy.who,
+            handle.strategy.scheme,
             handle.strategy.what,
             handle.stats,
             device=buckets[0].device,

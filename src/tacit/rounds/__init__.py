@@ -3,6 +3,7 @@
 from typing import ClassVar, Protocol
 
 from tacit.rounds.adacomm import AdaComm
+from tacit.rounds.adaptive import Adaptive, Movement, Trigger
 from tacit.rounds.diloco import DiLoCo
 from tacit.rounds.elastic import Elastic
 from tacit.rounds.every_step import EveryStep
@@ -30,20 +31,24 @@ ROUNDS: dict[str, type] = {
     "streaming": Streaming,
     "elastic": Elastic,
     "stale": Stale,
+    "adaptive": Adaptive,
 }
 
 __all__ = [
     "ROUNDS",
     "AdaComm",
+    "Adaptive",
     "DiLoCo",
     "Elastic",
     "EveryStep",
     "Local",
     "Merging",
     "Moment",
+    "Movement",
     "PostLocal",
     "Round",
     "SlowMo",
     "Stale",
     "Streaming",
+    "Trigger",
 ]

@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tacit.rounds.adaptive import Movement
+
 
 @dataclass(frozen=True, slots=True)
 class EveryStep:
     """Talks in every step. Accumulation (`no_sync`) makes a step longer, not rarer."""
 
     speaks: ClassVar[str] = "gradients"
+    measures: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return "every"
+
+    def why(self, movement: Movement) -> str | None:
+        """As a trigger of gossip: after every step."""
+        return "every step"

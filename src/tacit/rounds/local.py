@@ -4,10 +4,18 @@ w_i <- mean_j w_j          every H steps
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from tacit.rounds.adaptive import Movement
 from tacit.rounds.merging import Periodic
 
 
 @dataclass(frozen=True, slots=True)
 class Local(Periodic):
     """`local(16)`: a sixteenth of the rounds of `every`, of models instead of gradients."""
+
+    measures: ClassVar[bool] = False
+
+    def why(self, movement: Movement) -> str | None:
+        """As a trigger of gossip: so many steps after the last exchange."""
+        return f"every {self.every} steps" if movement.since >= self.every else None

@@ -1,0 +1,1 @@
+"""Ranks that exchange models in pairs, each when it likes: partners, the arithmetic of a meeting, and islands in one process."""

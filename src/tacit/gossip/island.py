@@ -1,0 +1,110 @@
+"""One rank's model as its peers see it: a snapshot of the last step, and what meetings have added to it since.
+
+The training thread owns the parameters. Peers work on the snapshot, and what they change is added to the parameters after the
+next step: adding keeps what was learned meanwhile, and the mean of all models too. Nobody ever sees half a step.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tacit.requests import LocalSlots, Slots
+
+
+@dataclass(slots=True)
+class Pair:
+    """What this rank shares with one peer: a reference of the same bits on both sides, called by `version`."""
+
+    version: str
+    reference: Tensor
+    memory: Slots
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A meeting that this rank was ready to conclude when the caller fell silent; only the caller knows how it ended."""
+
+    meeting: str
+    caller: int
+    incarnation: str
+    delta: Tensor | None  # None: nothing moves here (pull)
+    middle: Tensor
+
+
+@dataclass(slots=True)
+class Island:
+    """`stepped` is the training thread's; all else may be called from any thread."""
+
+    parameters: Mapping[str, nn.Parameter]
+    start: Tensor | None = None  # what all ranks began with; None on one that came later
+    step: int = 0
+    snapshot: Tensor = field(init=False)
+    pairs: dict[int, Pair] = field(default_factory=dict)
+    doubts: dict[int, Doubt] = field(default_factory=dict)
+    met: int = 0  # meetings that moved this model
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _pending: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.snapshot = self.flat()
+
+    @property
+    def numel(self) -> int:
+        return self.snapshot.numel()
+
+    @torch.no_grad()
+    def flat(self) -> Tensor:
+        """The parameters now, in float32; only the training thread may ask."""
+        return torch.cat([p.detach().reshape(-1).float() for p in self.parameters.values()])
+
+    @torch.no_grad()
+    def write(self, flat: Tensor) -> None:
+        """The parameters become `flat`; only the training thread may do it."""
+        parts = flat.split([p.numel() for p in self.parameters.values()])
+        for parameter, part in zip(self.parameters.values(), parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
+    def stepped(self) -> None:
+        """After an optimizer step."""
+        self.gather_in()
+        self.step += 1
+
+    def gather_in(self) -> None:
+        """What peers have added goes into the parameters, and peers see the parameters as they are now; the training thread's."""
+        own = self.flat()
+        with self.lock:
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                own += pending
+            self.snapshot = own
+        if pending is not None:
+            self.write(own)
+
+    def set(self, flat: Tensor) -> None:
+        """Begins again from `flat`, forgetting what was shared; the training thread's."""
+        self.write(flat)
+        with self.lock:
+            self._pending, self.snapshot = None, self.flat()
+            self.pairs.clear()
+            self.doubts.clear()
+
+    def conclude(self, peer: int, meeting: str, delta: Tensor | None, middle: Tensor, keep: bool) -> None:
+        """A meeting ended well: the model moves by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
+        with self.lock:
+            if delta is not None:
+                self._pending = delta.clone() if self._pending is None else self._pending + delta
+                self.snapshot = self.snapshot + delta
+                self.met += 1
+            if keep:
+                memory = self.pairs[peer].memory if peer in self.pairs else LocalSlots(middle)
+                self.pairs[peer] = Pair(meeting, middle, memory)
+
+    def pair(self, peer: int) -> Pair | None:
+        """What is shared with `peer`: their last middle, or what all began with."""
+        with self.lock:
+            if peer in self.pairs or self.start is None:
+                return self.pairs.get(peer)
+            return Pair("start", self.start, LocalSlots(self.start))

@@ -1,0 +1,72 @@
+"""Two ranks meet, and each goes halfway to the other: the arithmetic of one exchange, without sockets.
+
+Both hold the same reference r (what they agreed on when they last met). With any codec, in a world of two:
+
+    said   x = w - r,    heard   t = the sum of what both said
+    middle m = r + t / 2,    w <- w + m - (r + own share of t),    r <- m
+
+Shares add up to the total, so what one gains the other loses and the mean of all models stays, whatever the codec lost. What a
+rank did not manage to say stays in its model: it is said the next time. Without a codec that loses (`none`), w <- (w_i + w_j) / 2.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tacit.requests import Codec, Request, Slots, answer_all, as_heard, turn_for
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a meeting comes to for one of the two: how its model moves, and what both call the middle."""
+
+    delta: Tensor
+    middle: Tensor
+
+
+def speak(
+    codec: Codec, w: Tensor, reference: Tensor, *, place: int, memory: Slots, seed: int, number: int
+) -> Generator[Request, Any, Outcome]:
+    """One side's part of the conversation; `place` is 0 for one of them and 1 for the other. Yields requests of a world of two."""
+    turn = turn_for(memory, seed=seed, step=number, bucket="meeting", rank=place, world=2)
+    x = w.float() - reference
+    heard = as_heard((yield from codec.reduce(x, turn)))
+    own = heard.said() if heard.said is not None else x
+    half = heard.total.float() / 2
+    return Outcome(half - own, reference + half)
+
+
+def meet(
+    codec: Codec,
+    left: Tensor,
+    right: Tensor,
+    reference: Tensor,
+    memories: tuple[Slots, Slots],
+    *,
+    seed: int,
+    number: int,
+) -> tuple[Outcome, Outcome]:
+    """Both sides in one process: what sockets do between two, for tests and simulations."""
+    talks = [
+        speak(codec, w, reference, place=place, memory=memory, seed=seed, number=number)
+        for place, (w, memory) in enumerate(zip((left, right), memories, strict=True))
+    ]
+    answers: list[Any] = [None, None]
+    outcomes: list[Outcome] = []
+    while not outcomes:
+        requests: list[Request] = []
+        for talk, answer in zip(talks, answers, strict=True):
+            try:
+                requests.append(talk.send(answer))
+            except StopIteration as end:
+                outcomes.append(end.value)
+        if requests:
+            answers = answer_pair(requests[0], requests[1])
+    return outcomes[0], outcomes[1]
+
+
+def answer_pair(first: Request, second: Request) -> list[Any]:
+    """The answers to a request of each of two ranks that swap their payloads: nothing is cut, packed again or lost."""
+    return answer_all([first, second], [0, 0], scheme="ideal")

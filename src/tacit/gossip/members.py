@@ -1,0 +1,97 @@
+"""Who is there: every rank keeps a lease in torch's store, and reads those of the others. No server of our own.
+
+A rank whose beat has not changed for `LEASE_S` by this rank's clock is not called. Where the store itself is gone (it lives in rank 0's process,
+or in torchrun's agent on its host, or where TACIT_STORE says), the ranks go on with those they know; nobody can join then.
+"""
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tacit.gossip.peers import Address
+
+BEAT_S = 0.5
+LEASE_S = 5.0
+
+
+class Members:
+    """Beats for this rank, and watches the others. `store` is this object's alone."""
+
+    def __init__(
+        self, store: Any, rank: int, world: int, *, beat_s: float = BEAT_S, lease_s: float = LEASE_S
+    ) -> None:
+        self._store, self._rank, self._world = store, rank, world
+        self._beat_s, self._lease_s = beat_s, lease_s
+        self._seen: dict[int, tuple[int, float, Address]] = {}  # beat, when it changed, where
+        self._own: Address | None = None
+        self._beats = 0
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self.store_lost = False
+        self.life = int(store.add(f"{rank}/lives", 1))  # 1: the first; more: this rank was here before
+
+    def begin(self, own: Address) -> None:
+        """From here on this rank can be called."""
+        self._own = own
+        self._look()
+        threading.Thread(target=self._run, name="tacit-gossip-members", daemon=True).start()
+
+    def live(self) -> Mapping[int, Address]:
+        """The others whose lease has not run out, by rank."""
+        now = time.monotonic()
+        with self._lock:
+            held = self._seen.items()
+            return {r: a for r, (_, at, a) in held if self.store_lost or now - at < self._lease_s}
+
+    def look(self) -> Mapping[int, Address]:
+        """The same, after reading the store now."""
+        self._look()
+        return self.live()
+
+    def close(self) -> None:
+        self._closed.set()
+        with suppress(Exception):
+            self._store.set(f"{self._rank}", "")
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._beat_s):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self._beats += 1
+            if self._own is not None and not self._closed.is_set():
+                own = [self._beats, self._own.host, self._own.port, self._own.incarnation]
+                self._store.set(f"{self._rank}", json.dumps(own))
+            for rank in range(self._world):
+                if rank != self._rank:
+                    self._read(rank, self.get(f"{rank}"))
+        except Exception as cause:  # torch raises RuntimeError, DistStoreError or ValueError by version
+            if not self.store_lost and not self._closed.is_set():
+                self.store_lost = True
+                warnings.warn(
+                    f"torch's store is gone ({' '.join(str(cause).split())[:120]}): rank {self._rank} goes on with the peers it "
+                    f"knows, and nobody can join; host the store elsewhere with TACIT_STORE=host:port",
+                    stacklevel=2,
+                )
+
+    def _read(self, rank: int, text: str | None) -> None:
+        with self._lock:
+            if not text:
+                self._seen.pop(rank, None)  # it left
+                return
+            beat, host, port, incarnation = json.loads(text)
+            address = Address(host, int(port), incarnation)
+            known = self._seen.get(rank)
+            if known is None or (known[0], known[2]) != (beat, address):
+                self._seen[rank] = (beat, time.monotonic(), address)

@@ -1,0 +1,403 @@
+"""Meetings over sockets: a thread answers peers, another calls them, and training goes on meanwhile.
+
+    caller -> called   CALL      which meeting this is, and what the caller thinks both refer to
+    called -> caller   READY, or BUSY: one meeting at a time
+    both   <-> both    SWAP      payload for payload, until the codec has heard enough
+    called -> caller   PREPARED  it has computed all, and holds it
+    caller -> called   COMMIT    the caller has moved; now the called one does
+    called -> caller   DONE
+
+Until COMMIT is sent neither has moved; from then on both will. If the caller falls silent after PREPARED, the called one goes on
+training and asks it how it ended as soon as it can be reached (OUTCOME); if the caller has died, its model is gone and
+with it the question: the meeting did not happen. So both move or none does, of those that live.
+"""
+
+import itertools
+import queue
+import socket
+import threading
+import time
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.codecs import CODECS
+from tacit.gossip import frames
+from tacit.gossip.frames import Frame, PeerError, Talk
+from tacit.gossip.island import Doubt, Island
+from tacit.gossip.meeting import Outcome, answer_pair, speak
+from tacit.gossip.pace import FIRST_S, Pace
+from tacit.gossip.partners import Gossip
+from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum
+
+_HEARD_S = 60.0  # a connection on which nobody says anything is closed
+_KEPT = 64  # outcomes of own calls that a peer may still ask for
+_OTHERS = 3  # peers that are tried when one is busy
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a rank can be called, and which life of it this is."""
+
+    host: str
+    port: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """How a call ended, for the record; `peer` None: nobody could be called."""
+
+    peer: int | None
+    why: str
+    outcome: str
+    seconds: float = 0.0
+    sent_nbytes: int = 0
+
+
+class Peers:
+    """This rank's place among its peers. `members()` are the others that live, by rank; `tell` hears of every call's end."""
+
+    def __init__(
+        self,
+        island: Island,
+        who: Gossip,
+        codec: Codec,
+        *,
+        rank: int,
+        world: int,
+        incarnation: str,
+        seed: int,
+        host: str,
+        members: Callable[[], Mapping[int, Address]],
+        tell: Callable[[Met], None],
+        sent: Callable[[int], None],
+    ) -> None:
+        self._island, self._who, self._codec = island, who, codec
+        self._rank, self._world, self._seed, self.incarnation = rank, world, seed, incarnation
+        self._members, self._tell, self._sent = members, tell, sent
+        self._meeting = threading.Lock()  # one at a time, as caller or called
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
+        self._outcomes: OrderedDict[str, bool] = OrderedDict()
+        self._number = itertools.count(1)
+        self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._closed = threading.Event()
+        self._most = 8 * island.numel + (1 << 16)
+        self._talks: set[Talk] = set()
+        self._server = socket.create_server((host, 0))
+        self.port: int = self._server.getsockname()[1]
+        for name, work in (("answer", self._accept), ("call", self._call_all)):
+            threading.Thread(target=work, name=f"tacit-gossip-{name}", daemon=True).start()
+
+    # ---- the training thread's side
+
+    @property
+    def calling(self) -> bool:
+        return not self._idle.is_set()
+
+    def wish(self, why: str) -> None:
+        """A meeting is wanted; returns at once."""
+        self._idle.clear()
+        self._wishes.put(why)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the last wish came true or failed, which is bounded by the peers' paces."""
+        return self._idle.wait(seconds)
+
+    @property
+    def patience_s(self) -> float:
+        """The longest that a call may take, as things stand."""
+        return max((pace.patience_s for pace in self._paces.values()), default=FIRST_S) * (_OTHERS + 1)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wishes.put(None)
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for talk in list(self._talks):
+            talk.close()
+
+    # ---- calling
+
+    def _call_all(self) -> None:
+        while (why := self._wishes.get()) is not None:
+            try:
+                self._tell(self._call_one(why))
+            finally:
+                if self._wishes.empty():
+                    self._idle.set()
+
+    def _call_one(self, why: str) -> Met:
+        """Calls one peer after another until one has time."""
+        tried: set[int] = set()
+        last = Met(None, why, "nobody to call")
+        for _ in range(_OTHERS):
+            now, members = time.monotonic(), self._members()
+            live = [r for r in members if r not in tried and self._paces[r].retry_at <= now]
+            peer = self._who.partner(
+                self._rank, self._world, next(self._number), [*live, self._rank], self._seed
+            )
+            if peer is None or self._closed.is_set():
+                return last
+            tried.add(peer)
+            last = self._call(peer, members[peer], why)
+            if last.outcome != "busy":
+                return last
+        return last
+
+    def _call(self, peer: int, address: Address, why: str) -> Met:
+        pace, began = self._paces[peer], time.monotonic()
+        if not self._meeting.acquire(timeout=pace.patience_s):
+            return Met(None, why, "busy")
+        sent = 0
+        try:
+            deadline = time.monotonic() + pace.patience_s
+            with suppress(PeerError):
+                self._settle(peer, address, deadline)
+            talk = self._connect(address, deadline)
+            try:
+                outcome = self._lead(talk, peer, deadline)
+            finally:
+                sent = talk.sent_nbytes
+                self._leave(talk)
+        except PeerError as cause:
+            pace.failed(time.monotonic())
+            return Met(peer, why, str(cause), time.monotonic() - began, sent)
+        finally:
+            self._meeting.release()
+            self._sent(sent)
+        seconds = time.monotonic() - began
+        if outcome == "met":
+            pace.took(seconds)
+        return Met(peer, why, outcome, seconds, sent)
+
+    def _lead(self, talk: Talk, peer: int, deadline: float) -> str:
+        pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._number)}"
+        version = pair.version if pair else None
+        words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
+        talk.send(frames.CALL, words | {"says": str(self._codec), "numel": self._island.numel}, deadline)
+        answer = talk.receive(deadline)
+        if answer.kind == frames.BUSY:
+            return "busy"
+        if answer.kind != frames.READY:
+            raise PeerError("a peer answered a call with something else")
+        known = pair is not None and answer.words.get("refers") == version
+        result = self._converse(talk, peer, meeting, known, 0, deadline)
+        prepared = talk.expect(frames.PREPARED, deadline)
+        if prepared.words.get("middle") != _digest(result.middle):
+            raise PeerError("the two sides of a meeting came to different ends")
+        self._remember(meeting, True)  # from here on it has happened
+        self._island.conclude(
+            peer, meeting, result.delta if self._who.mode != "push" else None, result.middle, self._keeps
+        )
+        with suppress(PeerError):  # the peer asks, if it does not hear this
+            talk.send(frames.COMMIT, {}, deadline)
+            talk.expect(frames.DONE, deadline)
+        return "met"
+
+    def _remember(self, meeting: str, happened: bool) -> None:
+        self._outcomes[meeting] = happened
+        while len(self._outcomes) > _KEPT:
+            self._outcomes.popitem(last=False)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a reference is needed: a codec that loses nothing needs none."""
+        return str(self._codec) != "none"
+
+    # ---- answering
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            talk = Talk(connection, self._most)
+            self._talks.add(talk)
+            threading.Thread(target=self._answer, args=(talk,), name="tacit-gossip-peer", daemon=True).start()
+
+    def _answer(self, talk: Talk) -> None:
+        try:
+            while not self._closed.is_set():
+                frame = talk.receive(time.monotonic() + _HEARD_S)
+                if frame.kind == frames.CALL:
+                    self._follow(talk, frame)
+                elif frame.kind == frames.OUTCOME:
+                    words = {"happened": self._outcomes.get(str(frame.words.get("meeting")), False)}
+                    talk.send(frames.OUTCOME, words, time.monotonic() + FIRST_S)
+                elif frame.kind == frames.GET:
+                    self._show(talk, frame)
+                else:
+                    return
+        except PeerError:
+            pass
+        finally:
+            self._leave(talk)
+
+    def _follow(self, talk: Talk, call: Frame) -> None:
+        peer, words = int(call.words["rank"]), call.words
+        pace = self._paces[peer]
+        deadline = time.monotonic() + pace.patience_s
+        if (words["says"], words["numel"]) != (str(self._codec), self._island.numel):
+            raise PeerError(f"rank {peer} speaks {words['says']} about {words['numel']} parameters")
+        if peer in self._island.doubts or not self._meeting.acquire(blocking=False):
+            talk.send(frames.BUSY, {}, deadline)
+            return
+        before = talk.sent_nbytes
+        try:
+            pair = self._island.pair(peer)
+            version = pair.version if pair else None
+            talk.send(frames.READY, {"refers": version}, deadline)
+            known = pair is not None and version == words["refers"]
+            result = self._converse(talk, peer, words["meeting"], known, 1, deadline)
+            delta = result.delta if self._who.mode != "pull" else None
+            doubt = Doubt(words["meeting"], peer, words["incarnation"], delta, result.middle)
+            self._island.doubts[peer] = doubt
+            talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
+            talk.expect(frames.COMMIT, deadline)
+            self._decide(doubt, True)
+            with suppress(PeerError):
+                talk.send(frames.DONE, {}, deadline)
+        finally:
+            self._meeting.release()
+            self._sent(talk.sent_nbytes - before)
+
+    def _show(self, talk: Talk, asked: Frame) -> None:
+        """The start, for those that begin, or the model as it is; and nothing while this rank has not begun itself."""
+        with self._island.lock:
+            chosen = self._island.start if asked.words.get("what") == "start" else self._island.snapshot
+            words = {"step": self._island.step, "there": chosen is not None}
+        payload = b"" if chosen is None else _bytes(chosen)
+        before = talk.sent_nbytes
+        talk.send(frames.MODEL, words, time.monotonic() + 4 * FIRST_S, payload)
+        self._sent(talk.sent_nbytes - before)
+
+    # ---- what was left open
+
+    def settle(self) -> None:
+        """Asks those that left a meeting open how it ended, where they can be reached."""
+        members = self._members()
+        for peer, doubt in list(self._island.doubts.items()):
+            if peer in members:
+                with suppress(PeerError):
+                    self._settle(peer, members[peer], time.monotonic() + self._paces[peer].patience_s, doubt)
+
+    def _settle(self, peer: int, address: Address, deadline: float, doubt: Doubt | None = None) -> None:
+        doubt = doubt or self._island.doubts.get(peer)
+        if doubt is None:
+            return
+        if address.incarnation != doubt.incarnation:
+            self._decide(doubt, False)  # the life that knew it is over, and its model with it
+            return
+        talk = self._connect(address, deadline)
+        try:
+            talk.send(frames.OUTCOME, {"meeting": doubt.meeting}, deadline)
+            self._decide(doubt, bool(talk.expect(frames.OUTCOME, deadline).words.get("happened")))
+        finally:
+            self._leave(talk)
+
+    def _decide(self, doubt: Doubt, happened: bool) -> None:
+        with self._island.lock:
+            if self._island.doubts.get(doubt.caller) is not doubt:
+                return  # decided already
+            del self._island.doubts[doubt.caller]
+            if happened:
+                self._island.conclude(doubt.caller, doubt.meeting, doubt.delta, doubt.middle, self._keeps)
+
+    # ---- both sides
+
+    def _converse(
+        self, talk: Talk, peer: int, meeting: str, known: bool, place: int, deadline: float
+    ) -> Outcome:
+        """The codec's conversation, about the difference to what both know; in full where they do not agree on that."""
+        with self._island.lock:
+            w, pair = self._island.snapshot, self._island.pair(peer)
+        if known and pair is not None:
+            codec, reference, memory = self._codec, pair.reference, pair.memory
+        else:
+            codec, reference, memory = CODECS["none"](), torch.zeros_like(w), LocalSlots(w)
+        number = zlib.crc32(meeting.encode())
+        said = speak(codec, w, reference, place=place, memory=memory, seed=self._seed, number=number)
+        return _drive(said, place, lambda own: _swapped(talk, own, deadline))
+
+    def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, int]:
+        """A peer's `start`, or its model as it is (`now`), and how many steps it has taken."""
+        talk = self._connect(address, deadline)
+        try:
+            talk.send(frames.GET, {"what": what}, deadline)
+            frame = talk.expect(frames.MODEL, deadline)
+        finally:
+            self._leave(talk)
+        if not frame.words.get("there"):
+            return None, int(frame.words["step"])
+        if len(frame.payload) != 4 * self._island.numel:
+            raise PeerError("a peer's model has another size")
+        model = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
+        return model.to(self._island.snapshot.device), int(frame.words["step"])
+
+    def _connect(self, address: Address, deadline: float) -> Talk:
+        try:
+            left = max(0.01, deadline - time.monotonic())
+            talk = Talk(socket.create_connection((address.host, address.port), timeout=left), self._most)
+        except OSError as cause:
+            raise PeerError(f"a peer cannot be reached ({cause})") from cause
+        self._talks.add(talk)
+        return talk
+
+    def _leave(self, talk: Talk) -> None:
+        self._talks.discard(talk)
+        talk.close()
+
+
+def _drive(said: Generator[Request, Any, Outcome], place: int, swap: Callable[[Tensor], Tensor]) -> Outcome:
+    answer: Any = None
+    while True:
+        try:
+            own = said.send(answer)
+        except StopIteration as end:
+            result: Outcome = end.value
+            return result
+        other = _with_tensor(own, swap(_tensor_of(own)))
+        answer = answer_pair(*((own, other) if place == 0 else (other, own)))[place]
+
+
+def _tensor_of(request: Request) -> Tensor:
+    if isinstance(request, Sum):
+        return request.payload.data
+    return request.index if isinstance(request, TableSum) else request.value
+
+
+def _with_tensor(request: Request, tensor: Tensor) -> Request:
+    if isinstance(request, Sum):
+        return replace(request, payload=replace(request.payload, data=tensor))
+    if isinstance(request, TableSum):
+        return replace(request, index=tensor)
+    return Max(tensor) if isinstance(request, Max) else Gather(tensor)
+
+
+def _swapped(talk: Talk, own: Tensor, deadline: float) -> Tensor:
+    other = talk.swap(_bytes(own), deadline)
+    return (
+        torch.frombuffer(other, dtype=own.dtype).view(own.shape).to(own.device)
+        if own.numel()
+        else own.clone()
+    )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """A tensor as it travels. A model on an accelerator comes to the host here: sockets cannot read it there."""
+    return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(tensor: Tensor) -> int:
+    return zlib.crc32(_bytes(tensor))

@@ -1,0 +1,78 @@
+"""Adaptive gossip (our reading of Ho, Wu & Liu 2018): talk when the local model has changed enough.
+
+    after a step:  talk if  |w - ref| > theta |ref|          ref: the model as it was after the last exchange
+
+No network is asked for it. With `follow`, theta shrinks with the learning rate, so that the models agree in the end
+(a constant theta leaves them a constant distance apart); with `by=layer` one layer that has moved enough will do.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from tacit.errors import ConfigError
+
+DEFAULT_THETA = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """How far a model has come since the last exchange: squared lengths by layer."""
+
+    since: int  # steps
+    moved: Sequence[float]  # |w - ref|^2
+    length: Sequence[float]  # |ref|^2
+    lr: float
+    top_lr: float  # the largest so far
+
+
+class Trigger(Protocol):
+    """WHEN a rank that gossips talks: after any of its own steps, and to whom it likes."""
+
+    measures: ClassVar[bool]  # whether it looks at lengths at all
+
+    def why(self, movement: Movement) -> str | None:
+        """The reason to talk now, for the record; None: not yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """`adaptive(0.02)`; `adaptive(0.02, follow=False)` as the paper may have had it; `by=layer`."""
+
+    theta: float = DEFAULT_THETA
+    follow: bool = True
+    by: str = "model"
+
+    speaks: ClassVar[str] = "models"
+    measures: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.theta, int | float) and not isinstance(self.theta, bool)
+        if not number or not 0 < self.theta < math.inf:
+            raise ConfigError(
+                f"theta={self.theta!r}: the relative change after which to talk, above 0; try {DEFAULT_THETA}"
+            )
+        if not isinstance(self.follow, bool):
+            raise ConfigError(f"follow={self.follow!r}: True or False")
+        if self.by not in ("model", "layer"):
+            raise ConfigError(f"by={self.by!r}: model or layer")
+
+    def __str__(self) -> str:
+        options = [
+            f"{self.theta:g}",
+            *(["follow=False"] if not self.follow else []),
+            *(["by=layer"] if self.by == "layer" else []),
+        ]
+        return f"adaptive({', '.join(options)})"
+
+    def why(self, movement: Movement) -> str | None:
+        theta = self.theta * (movement.lr / movement.top_lr if self.follow and movement.top_lr else 1.0)
+        pairs = list(zip(movement.moved, movement.length, strict=True))
+        if self.by == "model":
+            pairs = [(math.fsum(movement.moved), math.fsum(movement.length))]
+        change = (
+            max((moved / length if length else math.inf) if moved else 0.0 for moved, length in pairs) ** 0.5
+        )
+        return f"moved {100 * change:.3g} %" if change > theta else None

@@ -1,0 +1,200 @@
+"""Gossip between real processes: models part, meet and agree; ranks die and come back, and nobody waits for them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from toys import deep, flat, loss_of, train
+
+import tacit
+from tacit import records
+from tacit.errors import ConfigError
+
+STEPS = 60
+
+
+def _gossip(rank, world, text, folder, steps=STEPS):
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    handle = tacit.attach(model, optimizer, text, records=f"{folder}/{rank}.jsonl")
+    start = flat(model)
+    train(model, optimizer, rank, range(steps))
+    handle.merge()
+    sent = handle.stats.sent_nbytes
+    with torch.no_grad():
+        held_out = sum(loss_of(model, 99, step).item() for step in range(20)) / 20
+    state = handle.state_dict()
+    handle.close()
+    return start, flat(model), held_out, sent, state
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "every / none / gossip",
+        "adaptive(0.02) / hush / gossip(peers=exponential)",
+        "local(3) / bf16 / gossip(mode=push)",
+    ],
+)
+def test_ranks_start_alike_part_meet_and_end_with_the_same_bits(ranks, tmp_path, text):
+    found = ranks.run(4, _gossip, text, str(tmp_path))
+    assert all(torch.equal(start, found[0][0]) for start, *_ in found)
+    assert all(torch.equal(merged, found[0][1]) for _, merged, *_ in found)
+    assert found[0][2] < 0.9  # of 1.386 at first
+    told = [
+        r for rank in range(4) for r in records.read(tmp_path / f"{rank}.jsonl") if r["kind"] == "exchange"
+    ]
+    met = [r for r in told if r["outcome"] == "met"]
+    assert len(met) >= 4 and all(r["peer"] != r["rank"] and r["why"] for r in met)
+    numel = found[0][1].numel()
+    least = {"none": 4.0, "hush": 0.5, "bf16": 2.0}[text.split(" / ")[1]] * numel
+    assert min(r["sent_nbytes"] for r in met) >= least
+
+
+def test_a_trigger_says_less_than_every_step(ranks, tmp_path):
+    every = ranks.run(4, _gossip, "every / none / gossip", str(tmp_path))
+    rarely = ranks.run(4, _gossip, "adaptive(0.2) / none / gossip", str(tmp_path))
+    assert sum(f[3] for f in rarely) < 0.7 * sum(f[3] for f in every)
+
+
+def _resumed(rank, world, state):
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "every / none / gossip")
+    handle.load_state_dict(state)
+    loaded = flat(model)
+    handle.close()
+    return loaded
+
+
+def test_a_checkpoint_holds_the_ranks_own_model(ranks, tmp_path):
+    found = ranks.run(2, _gossip, "every / none / gossip", str(tmp_path), 4)
+    model = torch.cat([t.reshape(-1) for t in found[0][4]["memory"]["model"].values()])
+    assert torch.equal(model, found[0][1])
+    assert found[0][4]["round"]["step"] == 4
+    for loaded in ranks.run(2, _resumed, [state for *_, state in found]):
+        assert torch.equal(loaded, model)
+
+
+def _refusals(rank, world):
+    model, said = deep(), []
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for candidate, given, text in (
+        (model, None, "adaptive / none"),
+        (wrapped, optimizer, "adaptive / none"),
+        (model, optimizer, "adaptive / none / sharded"),
+        (model, optimizer, "diloco(4) / none / gossip"),
+    ):
+        try:
+            tacit.attach(candidate, given, text)
+        except ConfigError as error:
+            said.append(str(error))
+        except tacit.PairingError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_cannot_work_is_refused_with_the_way_out(ranks):
+    said = ranks.run(2, _refusals)[0]
+    assert "give attach() the optimizer" in said[0] and "attach the plain module" in said[1]
+    assert "adaptive(0.02) / none / gossip" in said[2] and "gossip has none" in said[3]
+
+
+# ---- without a process group: ranks that die and come back
+
+_WORKER = """
+import json, sys, time
+import torch
+sys.path.insert(0, sys.argv[1])
+from toys import deep, flat, loss_of, train
+import tacit
+
+import os
+stop = sys.argv[2]
+rank = int(os.environ["RANK"])
+model = deep(seed=rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+handle = tacit.attach(model, optimizer, "every / none / gossip", records=sys.argv[3])
+print("attached", float(flat(model).norm()), flush=True)
+slowest = 0.0
+for step in range(20000):
+    if os.path.exists(stop):
+        break
+    began = time.monotonic()
+    train(model, optimizer, rank, range(step, step + 1))
+    slowest = max(slowest, time.monotonic() - began)
+    time.sleep(0.005)
+handle.merge()
+print(json.dumps({"slowest": slowest, "sum": float(flat(model).double().sum()), "loss": float(loss_of(model, 99, 0))}), flush=True)
+handle.close()
+"""
+
+
+class Worker:
+    """One rank as a process of its own."""
+
+    def __init__(self, rank: int, port: int, folder: Path, life: int = 1) -> None:
+        env = os.environ | {
+            "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TACIT_STORE": f"127.0.0.1:{port}", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        here = str(Path(__file__).parents[1])
+        words = [sys.executable, "-c", _WORKER, here, f"{folder}/stop", f"{folder}/{rank}-{life}.jsonl"]
+        self.process = subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.rank = rank
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+    def end(self) -> str:
+        out, err = self.process.communicate(timeout=150)
+        assert self.process.returncode == 0, err[-3000:]
+        return out.splitlines()[-1]
+
+
+def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_path):
+    import json
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    workers = [Worker(rank, store.port, tmp_path) for rank in range(4)]
+    try:
+        for worker in workers:
+            assert worker.line().startswith("attached")
+        _await(lambda: _met(tmp_path / "2-1.jsonl") >= 3)
+        workers[2].process.send_signal(signal.SIGKILL)
+        workers[2].process.communicate()
+        workers[2] = Worker(2, store.port, tmp_path, life=2)
+        assert workers[2].line().startswith("attached")
+        _await(lambda: _met(tmp_path / "2-2.jsonl") >= 2)  # it meets again
+        (tmp_path / "stop").touch()
+        told = [json.loads(worker.end()) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+    assert len({report["sum"] for report in told}) == 1  # the same bits on all four
+    assert all(report["loss"] < 0.9 for report in told)
+
+
+def _met(path: Path) -> int:
+    return (
+        sum(r["kind"] == "exchange" and r["outcome"] == "met" for r in records.read(path))
+        if path.exists()
+        else 0
+    )
+
+
+def _await(true, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

@@ -1,0 +1,160 @@
+"""Two ranks that meet: the mean stays, the distance shrinks, whatever is said."""
+
+import pytest
+import torch
+
+from tacit.gossip.islands import Islands
+from tacit.gossip.meeting import meet
+from tacit.gossip.partners import Gossip
+from tacit.requests import LocalSlots
+from tacit.rounds import Local
+from tacit.rounds.adaptive import Adaptive, Movement
+from tacit.strategy import Strategy, parse_codec
+
+CODECS = ("none", "bf16", "int8(block=64)", "int4(block=64)", "ef(int4(block=64))", "thc", "hush")
+
+
+def pair(numel=5000, apart=0.1):
+    rng = torch.Generator().manual_seed(3)
+    reference = torch.randn(numel, generator=rng)
+    moved = 0.2 * torch.randn(numel, generator=rng)
+    left, right = (reference + moved + apart * torch.randn(numel, generator=rng) for _ in range(2))
+    return left, right, reference
+
+
+def both(codec, left, right, reference, number=1, memories=None):
+    memories = memories or (LocalSlots(left), LocalSlots(right))
+    low, high = meet(parse_codec(codec), left, right, reference, memories, seed=7, number=number)
+    assert torch.equal(low.middle, high.middle)
+    return left + low.delta, right + high.delta, low.middle
+
+
+def test_without_a_codec_both_are_the_mean():
+    left, right, reference = pair()
+    a, b, middle = both("none", left, right, reference)
+    for model in (a, b, middle):
+        torch.testing.assert_close(model, (left + right) / 2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_mean_of_the_two_stays(codec):
+    left, right, reference = pair()
+    a, b, _ = both(codec, left, right, reference)
+    torch.testing.assert_close(a + b, left + right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_they_come_nearer_each_time_they_meet_until_they_agree(codec):
+    left, right, reference = pair()
+    memories = LocalSlots(left), LocalSlots(right)
+    first = (left - right).norm()
+    for number in range(12):
+        left, right, reference = both(codec, left, right, reference, number, memories)
+    assert (left - right).norm() < 0.05 * first
+
+
+def test_what_a_codec_did_not_say_stays_in_the_model():
+    left, right, reference = pair()
+    a, _, middle = both("int4(block=64)", left, right, reference)
+    torch.testing.assert_close(
+        a - middle, left - (reference + (left - reference) - (a - middle)), atol=1e-5, rtol=0
+    )
+    assert (a - middle).norm() > 1e-3  # the error of the codec, and this rank still has it
+
+
+# ---- when and with whom
+
+
+def moved(by, *, since=3, lr=0.1, top=0.1, layers=((1.0, 1.0),)):
+    return Movement(
+        since, [by**2 * length for _, length in layers], [length for _, length in layers], lr, top
+    )
+
+
+def test_the_trigger_fires_on_a_relative_change_of_the_model():
+    rule = Adaptive(0.02)
+    assert rule.why(moved(0.0199)) is None
+    assert rule.why(moved(0.0201)) == "moved 2.01 %"
+
+
+def test_the_threshold_follows_the_learning_rate():
+    assert Adaptive(0.02).why(moved(0.011, lr=0.05)) and not Adaptive(0.02).why(moved(0.009, lr=0.05))
+    assert Adaptive(0.02, follow=False).why(moved(0.011, lr=0.05)) is None
+    assert Adaptive(0.02).why(moved(0.0, lr=0.0)) is None
+
+
+def test_one_layer_is_enough_by_layer_and_not_by_model():
+    movement = Movement(1, [0.01, 0.0], [1.0, 99.0], 0.1, 0.1)
+    assert Adaptive(0.05, by="layer").why(movement) == "moved 10 %"
+    assert Adaptive(0.05).why(movement) is None
+    assert Adaptive(0.05, by="layer").why(Movement(1, [0.0, 1e-9], [1.0, 0.0], 0.1, 0.1)) is not None
+
+
+def test_exponential_partners_meet_everybody_in_log_n_rounds():
+    who = Gossip(peers="exponential")
+    assert [who.partner(0, 8, number, range(8), 0) for number in range(4)] == [1, 2, 4, 1]
+    assert who.partner(0, 8, 0, [0, 3, 5], 0) == 3  # the next one that lives
+    assert who.partner(7, 8, 1, range(8), 0) == 1
+
+
+def test_random_partners_are_others_that_live_and_all_of_them_come():
+    who = Gossip()
+    chosen = [who.partner(2, 8, number, [1, 2, 5, 7], seed=0) for number in range(60)]
+    assert set(chosen) == {1, 5, 7}
+    assert who.partner(2, 8, 0, [2], 0) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "adaptive(0.02) / none / gossip",
+        "adaptive(0.05, follow=False, by=layer) / hush / gossip(peers=exponential, mode=push)",
+        "every / int8(block=256) / gossip",
+        "local(13) / none / gossip(mode=pull)",
+    ],
+)
+def test_the_text_parses_back_to_itself(text):
+    assert str(Strategy.parse(text)) == text
+
+
+# ---- islands
+
+
+def islands(trigger, codec="none", who=None, numel=2000, world=8):
+    models = torch.randn(numel, generator=torch.Generator().manual_seed(0)).repeat(world, 1)
+    return Islands(models, [numel // 2, numel // 2], trigger, parse_codec(codec), who or Gossip())
+
+
+def test_symmetric_islands_keep_their_mean_and_find_together():
+    found = islands(Local(1), who=Gossip(peers="exponential"))
+    rng = torch.Generator().manual_seed(1)
+    found.models += 0.1 * torch.randn(found.models.shape, generator=rng)
+    mean, apart = found.mean().clone(), found.consensus()
+    for _ in range(12):
+        found.stepped(0.1)
+    torch.testing.assert_close(found.mean(), mean, rtol=1e-4, atol=1e-5)
+    assert found.consensus() < 0.05 * apart
+
+
+def test_push_moves_the_called_and_pull_the_caller():
+    for mode in ("push", "pull"):
+        found = islands(Local(1), who=Gossip(mode=mode), world=2)
+        found.models[1] += 1.0
+        before = found.models.clone()
+        found._meet(0, 1)
+        still, went = (0, 1) if mode == "push" else (1, 0)
+        assert torch.equal(found.models[still], before[still])
+        torch.testing.assert_close(found.models[went], before.mean(0))
+        assert found.sent_nbytes == 4 * 2000
+
+
+def test_a_trigger_talks_as_rarely_as_the_models_move():
+    rng = torch.Generator().manual_seed(1)
+    counts = {}
+    for theta in (0.02, 0.05):
+        found = islands(Adaptive(theta))
+        for _ in range(40):
+            found.models += 0.01 * torch.randn(found.models.shape, generator=rng)
+            found.stepped(0.1)
+        counts[theta] = found.exchanges
+    assert 0 < 3 * counts[0.05] < counts[0.02] < 8 * 40
