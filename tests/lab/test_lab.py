@@ -84,6 +84,12 @@ def test_hosts_reach_each_other_through_hosts_and_through_switches_with_loops(
             assert send(hosts, "h0", dst, 10_000) == 10_000
 
 
+def test_a_switch_can_be_talked_to_by_the_hosts_at_its_ports(folder: Path) -> None:
+    with lab.up(star(3, 1e9), folder=folder) as hosts:
+        assert send(hosts, "h0", "switch", 100_000) == 100_000
+        assert send(hosts, "switch", "h2", 100_000) == 100_000
+
+
 def test_a_small_mtu_in_the_middle_lets_everything_through(folder: Path) -> None:
     links = [Link("a", "s", 1e9, mtu=9000), Link("s", "t", 1e9, mtu=1500), Link("t", "b", 1e9, mtu=9000)]
     with lab.up(Network.of(["a", "b"], ["s", "t"], links), folder=folder) as hosts:

@@ -38,7 +38,7 @@ Counters = dict[str, dict[str, dict[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host: its address, and the interface that holds it."""
+    """A host or a switch: its address, and the interface that holds it. A switch is known to the hosts at its ports."""
 
     name: str
     address: str
@@ -60,6 +60,7 @@ class Lab:
             Host(host.name, host.address, host.device) if connection else Host(host.name, "127.0.0.1", "lo")
             for host in built.hosts
         )
+        self.switches = tuple(Host(switch.name, switch.address, "bridge") for switch in built.switches)
 
     @property
     def shaped(self) -> bool:
@@ -71,15 +72,14 @@ class Lab:
         return min((cable.shaper.rate_bps for cable in self.plan.cables), default=0.0)
 
     def __getitem__(self, name: str) -> Host:
-        for host in self.hosts:
+        for host in (*self.hosts, *self.switches):
             if host.name == name:
                 return host
         raise LabError(unknown_host(name, [host.name for host in self.hosts]))
 
     def command(self, host: str, words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        """Runs a command on a host to its end, as `subprocess.run` does."""
-        self._no_loopback("a command on a host")
-        return subprocess.run([*enter.prefix(self.init, self[host].name), *words], **options)
+        """Runs a command on a host, or in a switch, to its end, as `subprocess.run` does."""
+        return subprocess.run([*self.prefix(host), *words], **options)
 
     def places(self, ranks_per_host: int = 1, *, realtime: bool = False) -> list[Place]:
         """Where each rank runs, for `launch.run`: hosts in order, `ranks_per_host` on each.
@@ -89,6 +89,11 @@ class Lab:
         """
         ranks = len(self.hosts) * ranks_per_host
         return [self._place(rank, ranks, ranks_per_host, realtime) for rank in range(ranks)]
+
+    def prefix(self, name: str, *, realtime: bool = False) -> tuple[str, ...]:
+        """The words that, before a command, run it on a host or in a switch."""
+        self._no_loopback("a command on a host")
+        return enter.prefix(self.init, self[name].name, realtime=realtime)
 
     def hurry(self) -> bool:
         """Every process and thread in the lab goes before all ordinary ones of this machine; False where not allowed.

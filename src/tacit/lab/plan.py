@@ -99,14 +99,20 @@ class HostPlan:
     address: str
     device: str
     routes: tuple[Route, ...]
+    switches: tuple[
+        Route, ...
+    ] = ()  # those it is joined to directly: one may have a program that answers, an aggregator
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """A bridge; `table` says which port leads to which MAC."""
+    """A bridge; `table` says which port leads to which MAC. Its own address is known to the hosts at its ports."""
 
     name: str
     table: tuple[tuple[str, str], ...]  # (device, mac)
+    address: str = ""
+    mac: str = ""
+    hosts: tuple[tuple[str, str], ...] = ()  # (address, mac) of those at its ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,8 @@ def plan(network: Network) -> Plan:
     towards = [_towards(near, host, everywhere) for host in range(len(network.hosts))]
     hosts = tuple(_host(network, host, cables, near, towards) for host in range(len(network.hosts)))
     tables = _tables(network, cables, near)
-    made = Plan(hosts, tuple(SwitchPlan(name, tuple(table)) for name, table in tables.items()), cables)
+    switches = [_switch(network, i, cables, near, tables) for i in range(len(network.switches))]
+    made = Plan(hosts, tuple(switches), cables)
     return made if len({cable.mtu for cable in cables}) < 2 else _with_path_mtus(made)
 
 
@@ -287,4 +294,33 @@ def _host(
             Route(address_of(goal), _end(cables[first], name).device, address_of(node), arrives.mac)
         )
     device = "eth0" if len(near[host]) == 1 else "net0"
-    return HostPlan(name, address_of(host), device, tuple(routes))
+    beside = [
+        Route(address, _end(cables[link], name).device, address, _switch_mac(node - len(network.hosts)))
+        for node, link in near[host]
+        if node >= len(network.hosts) and (address := _switch_address(node - len(network.hosts)))
+    ]
+    return HostPlan(name, address_of(host), device, tuple(routes), tuple(beside))
+
+
+def _switch(
+    network: Network,
+    switch: int,
+    cables: tuple[Cable, ...],
+    near: Near,
+    tables: dict[str, list[tuple[str, str]]],
+) -> SwitchPlan:
+    name, hosts = network.switches[switch], range(len(network.hosts))
+    beside = [
+        (address_of(node), _end(cables[link], network.hosts[node]).mac)
+        for node, link in near[len(hosts) + switch]
+        if node in hosts
+    ]
+    return SwitchPlan(name, tuple(tables[name]), _switch_address(switch), _switch_mac(switch), tuple(beside))
+
+
+def _switch_address(switch: int) -> str:
+    return f"10.78.{switch // 250}.{switch % 250 + 1}"
+
+
+def _switch_mac(switch: int) -> str:
+    return f"02:7a:01:{switch >> 8:02x}:{switch & 255:02x}:00"

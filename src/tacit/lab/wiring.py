@@ -69,7 +69,7 @@ class Wiring:
         for name in [node.name for node in plan.hosts] + [node.name for node in plan.switches]:
             self._new_space(name, plan.window_nbytes)
         for switch in plan.switches:
-            self._add_bridge(switch.name, "bridge")
+            self._add_bridge(switch.name, "bridge", address=switch.mac)
         for cable in plan.cables:
             self._add_cable(cable, plan)
         for switch in plan.switches:
@@ -130,8 +130,8 @@ class Wiring:
 
     # ---- links ----
 
-    def _add_bridge(self, node: str, device: str) -> None:
-        self._netlink[node].link("add", ifname=device, kind="bridge", br_mcast_snooping=0)
+    def _add_bridge(self, node: str, device: str, **more: Any) -> None:
+        self._netlink[node].link("add", ifname=device, kind="bridge", br_mcast_snooping=0, **more)
         self._netlink[node].link("set", index=self._lookup(node, device), state="up")
 
     def _add_cable(self, cable: Cable, plan: Plan) -> None:
@@ -174,6 +174,12 @@ class Wiring:
             device_index = self._lookup(switch.name, device)
             netlink.fdb("append", ifindex=device_index, lladdr=mac, state=_STATIC, flags=_MASTER)
 
+        bridge = self._lookup(switch.name, "bridge")
+        netlink.addr("add", index=bridge, address=switch.address, prefixlen=32)
+        for address, mac in switch.hosts:
+            netlink.neigh("replace", dst=address, lladdr=mac, ifindex=bridge)
+            netlink.route("add", dst=f"{address}/32", oif=bridge, prefsrc=switch.address, scope="link")
+
     def _address(self, host: HostPlan) -> None:
         netlink = self._netlink[host.name]
         if host.device == "net0":  # several links, or none: the address is on a device of its own
@@ -181,10 +187,10 @@ class Wiring:
             with self._inside(host.name):
                 _write(Path("/proc/sys/net/ipv4/ip_forward"), "1")
         netlink.addr("add", index=self._lookup(host.name, host.device), address=host.address, prefixlen=32)
-        for route in host.routes:
+        for route in (*host.routes, *host.switches):
             device = self._lookup(host.name, route.device)
             netlink.neigh("replace", dst=route.next_address, lladdr=route.mac, ifindex=device)
-        for route in host.routes:
+        for route in (*host.routes, *host.switches):
             direct = route.next_address == route.address
             netlink.route(
                 "add",
