@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "client.h"
 #include "plane.h"
 #include "slot.h"
 #include "udp_plane.h"
@@ -82,10 +84,9 @@ Narrow narrow(const char* name, std::int64_t value) {
                               .c_str());
 }
 
-template <class SomePlane>
-void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
-             std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
-             std::int64_t quorum, nb::bytes table) {
+Job make_job(std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members, std::int64_t lanes,
+             std::int64_t elements, std::int64_t first_slot, std::int64_t slots, std::int64_t quorum,
+             const nb::bytes& table) {
     Job job{narrow<std::uint8_t>("id", id), {}, {}};
     job.terms.cookie = cookie;
     job.terms.lanes = narrow<std::uint8_t>("lanes", lanes);
@@ -99,6 +100,14 @@ void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std:
                                   .c_str());
     std::memcpy(job.terms.table, table.data(), sizeof job.terms.table);
     for (const auto& member : members) job.members.push_back(from_python(member));
+    return job;
+}
+
+template <class SomePlane>
+void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
+             std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
+             std::int64_t quorum, nb::bytes table) {
+    const Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
     nb::gil_scoped_release unlocked;
     plane.add_job(job);
 }
@@ -139,6 +148,103 @@ struct OnePacketPlane : Plane {
         return {answers, UdpPlane::now_ns() - start};
     }
 };
+
+// ---- a rank's side
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const char* const outcome_names[] = {
+#define TACIT_OUTCOME(name, text) text,
+    TACIT_OUTCOMES(TACIT_OUTCOME)
+#undef TACIT_OUTCOME
+};
+
+constexpr std::uint64_t between_signals_ns = 100'000'000;
+
+std::uint64_t to_ns(double seconds) { return std::uint64_t(std::clamp(seconds, 0.0, 1e6) * 1e9); }
+
+// Without the GIL; Ctrl-C comes through.
+const char* wait_for(Client& client, double patience_s, double settle_s) {
+    client.attend();
+    while (true) {
+        Outcome outcome;
+        {
+            nb::gil_scoped_release unlocked;
+            outcome = client.run(to_ns(patience_s), to_ns(settle_s), between_signals_ns);
+        }
+        if (outcome != Outcome::running) return outcome_names[std::size_t(outcome)];
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+nb::dict client_stats_to_python(const Client& client) {
+    const ClientStats& stats = client.stats();
+    nb::dict found;
+    found["reduces"] = stats.reduces;
+    found["chunks"] = stats.chunks;
+    found["data_nbytes"] = stats.data_nbytes;
+    found["result_nbytes"] = stats.result_nbytes;
+    found["busy_s"] = double(stats.busy_ns) / 1e9;
+    found["sent"] = stats.sent;
+    found["repaired"] = stats.repaired;
+    found["timeouts"] = stats.timeouts;
+    found["settles"] = stats.settles;
+    found["probes"] = stats.probes;
+    found["echoes"] = stats.echoes;
+    found["received"] = stats.received;
+    found["late"] = stats.late;
+    found["foreign"] = stats.foreign;
+    found["refused"] = stats.refused;
+    found["unsent"] = stats.unsent;
+    found["round_trips"] = client.round_trips().samples();
+    found["round_trip_s"] = double(client.round_trips().smoothed_ns()) / 1e9;
+    found["timeout_s"] = double(client.timeout_ns()) / 1e9;
+    return found;
+}
+
+void bind_client(nb::module_& m) {
+    nb::class_<Client>(m, "AggregatorClient", "A rank's UDP socket to an aggregator.")
+        .def(
+            "__init__",
+            [](Client* self, const Address& bind, int buffer_nbytes, bool segment) {
+                new (self) Client(from_python(bind), buffer_nbytes, segment);
+            },
+            "bind"_a, "buffer_nbytes"_a, "segment"_a)
+        .def(
+            "address", [](const Client& self) { return to_python(self.address()); }, "Where it is bound.")
+        .def(
+            "start",
+            [](Client& self, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
+               std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
+               std::int64_t quorum, nb::bytes table, int rank, const Address& plane, std::uint32_t chunk) {
+                self.start(make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table),
+                           rank, from_python(plane), chunk);
+            },
+            "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a, "first_slot"_a, "slots"_a, "quorum"_a,
+            "table"_a, "rank"_a, "plane"_a, "chunk"_a, "Is `rank` of this job from now on.")
+        .def(
+            "begin",
+            [](Client& self, Bytes data, WritableBytes out, std::size_t numel) {
+                self.begin({data.data(), data.size()}, {out.data(), out.size()}, numel);
+            },
+            "data"_a.noconvert(), "out"_a.noconvert(), "numel"_a,
+            nb::sig("def begin(self, data: numpy.typing.NDArray[numpy.uint8], out: "
+                    "numpy.typing.NDArray[numpy.uint8], numel: int) -> None"),
+            "A vector to be summed; the caller keeps both arrays until it is done or abandoned.")
+        .def("wait", &wait_for, "patience_s"_a, "settle_s"_a,
+             "Works on the vector until an outcome is known, and names it.")
+        .def("abandon", &Client::abandon, "Gives the vector up; chunk numbers go on behind it.")
+        .def("close", &Client::close, "Frees the port, for good.")
+        .def_prop_ro("next_chunk", &Client::next_chunk)
+        .def_prop_ro("saturated", &Client::saturated, "Whether a lane of the last sum met its limit.")
+        .def(
+            "counts",
+            [](const Client& self) { return nb::bytes(self.counts().data(), self.counts().size()); },
+            "Ranks in the sum of each chunk of the last vector.")
+        .def("stats", &client_stats_to_python, nb::sig("def stats(self) -> dict[str, typing.Any]"),
+             "Figures since it was built.");
+}
 
 using Field = std::tuple<std::string, std::size_t, std::size_t>;
 using Numbered = std::vector<std::pair<std::string, int>>;
@@ -252,6 +358,8 @@ void tacit::bind_aggregator(nb::module_& m) {
             "Packets that found the receive buffer full, answers that could not be sent, failed calls.")
         .def_static("now_ns", &UdpPlane::now_ns, "The clock of `last_ns`.");
     define_common<UdpPlane>(udp);
+
+    bind_client(m);
 
     // A port that is taken is Python's OSError, with its number.
     nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {

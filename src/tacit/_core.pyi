@@ -209,3 +209,41 @@ class UdpPlane:
         """
         One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
         """
+
+class AggregatorClient:
+    """A rank's UDP socket to an aggregator."""
+
+    def __init__(self, bind: tuple[str, int], buffer_nbytes: int, segment: bool) -> None: ...
+
+    def address(self) -> tuple[str, int]:
+        """Where it is bound."""
+
+    def start(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, rank: int, plane: tuple[str, int], chunk: int) -> None:
+        """Is `rank` of this job from now on."""
+
+    def begin(self, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8], numel: int) -> None:
+        """
+        A vector to be summed; the caller keeps both arrays until it is done or abandoned.
+        """
+
+    def wait(self, patience_s: float, settle_s: float) -> str:
+        """Works on the vector until an outcome is known, and names it."""
+
+    def abandon(self) -> None:
+        """Gives the vector up; chunk numbers go on behind it."""
+
+    def close(self) -> None:
+        """Frees the port, for good."""
+
+    @property
+    def next_chunk(self) -> int: ...
+
+    @property
+    def saturated(self) -> bool:
+        """Whether a lane of the last sum met its limit."""
+
+    def counts(self) -> bytes:
+        """Ranks in the sum of each chunk of the last vector."""
+
+    def stats(self) -> dict[str, Any]:
+        """Figures since it was built."""

@@ -70,6 +70,10 @@ class Exchange:
             threading.Thread(target=work, name=f"tacit-{name}", daemon=True)
             for name, work in (("codec", self._codec_thread), ("wire", self._wire_thread))
         ]
+        if wire.outside is not None:
+            wire.outside.on_lost = (
+                self._fail
+            )  # the wire's thread may stand in a collective until its time-out
         for thread in self._threads:
             thread.start()
 

@@ -38,7 +38,7 @@ from tacit.requests import (
     as_heard,
     turn_for,
 )
-from tacit.transports import Dedicated, Scheme, Wire
+from tacit.transports import Opens, Scheme, Wire
 
 
 def attach_fsdp(
@@ -49,9 +49,9 @@ def attach_fsdp(
         _Unit.of(module, name_of, groups) for module in model.modules() if isinstance(module, FSDPModule)
     ]
     units = [unit for unit in units if unit.names]
-    if isinstance(handle.strategy.who, Dedicated):
+    if isinstance(handle.strategy.scheme, Opens):
         raise ConfigError(
-            "FSDP2 scatters its sums over the ranks; a dedicated server has no part in that: write sharded"
+            f"FSDP2 scatters its sums over the ranks; {handle.strategy.scheme} has no part in that: write sharded"
         )
     wire = Wire(replicas if replicas is not None else units[0].group)
     if wire.world == 1:
@@ -255,7 +255,7 @@ class _ReduceScatter(ReduceScatter):
             with handle.stats.timed("encode"):
                 requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
             with counted(wire, handle.stats, type(requests[0]).__name__, self._unit.label):
-                answers = scatter_answers(wire, handle.strategy.who, requests)
+                answers = scatter_answers(wire, handle.strategy.scheme, requests)
         with handle.stats.timed("decode"):
             heard = _end(talks[wire.rank], answers[wire.rank])
             for row, talk in enumerate(talks):
@@ -325,7 +325,9 @@ class _AllReduce:
         )
         talk = handle.strategy.what.reduce(shard, turn)
         with handle.stats.timed("wait"):
-            heard = converse(wire, handle.strategy.who, talk, turn.own_seed, handle.stats, self._unit.label)
+            heard = converse(
+                wire, handle.strategy.scheme, talk, turn.own_seed, handle.stats, self._unit.label
+            )
         shard.copy_(heard.total / wire.world)
         self._attachment.spoke(shard.numel())
 

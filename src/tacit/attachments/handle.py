@@ -24,7 +24,10 @@ class Attachment(Protocol):
     """How a strategy sits on one kind of model."""
 
     @property
-    def wire(self) -> Wire: ...
+    def wire(self) -> Wire | None:
+        """None where ranks have no process group in common."""
+        ...
+
     @property
     def numels(self) -> dict[str, int]:
         """Elements that the memory of each parameter has."""
@@ -65,7 +68,8 @@ class Handle:
     def fasten(self, attachment: Attachment) -> None:
         """Called once by the attachment, when all ranks have agreed."""
         self._attachment = attachment
-        self.rank, self.world = attachment.wire.rank, attachment.wire.world
+        if attachment.wire is not None:
+            self.rank, self.world = attachment.wire.rank, attachment.wire.world
         self.numels = attachment.numels
 
     def stepped(self, numel: int) -> None:
@@ -118,6 +122,10 @@ class Handle:
             raise ConfigError("the handle is closed; take full_state_dict() before close()")
         states: list[Any] = [self.state_dict()]
         if self._attachment is not None:
+            if self._attachment.wire is None:
+                raise ConfigError(
+                    "ranks that gossip have no process group to gather states in; save state_dict() of each"
+                )
             states = [None] * self.world
             dist.all_gather_object(states, self.state_dict(), group=self._attachment.wire.group)
         return {"format": memories.FORMAT, "ranks": states}
@@ -153,8 +161,8 @@ class Handle:
 def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
     """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
     wire = Wire(own_group(parent, timeout))
-    if isinstance(strategy.who, Opens):
-        strategy.who.open(wire, timeout or _timeout_of(parent))
+    if isinstance(strategy.scheme, Opens):
+        strategy.scheme.open(wire, timeout or _timeout_of(parent))
     return wire
 
 
@@ -217,7 +225,7 @@ def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
     text = str(strategy).encode()[:120]
     own = torch.zeros(128, dtype=torch.uint8)
     own[: 8 + len(text)] = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
-    notes = wire.answer(strategy.who, Gather(own.to(_device(wire.group))), 0)
+    notes = wire.answer(strategy.scheme, Gather(own.to(_device(wire.group))), 0)
     wire.sent_nbytes = 0
     said = [bytes(note.cpu().tolist()) for note in notes]
     other = next((rank for rank, note in enumerate(said) if note != said[0]), None)

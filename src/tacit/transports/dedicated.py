@@ -15,7 +15,7 @@ no memory of what that loses: payloads that add, or indices. The server adds on 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -53,6 +53,16 @@ class Dedicated:
                 f"sums of {codec} would be packed again by a server that remembers nothing; write '{codec} / sharded'"
             )
 
+    def open(self, wire: Wire, timeout: timedelta | None) -> None:
+        """Links `wire`'s ranks to the server, which must call `serve` meanwhile."""
+        workers = dist.get_process_group_ranks(wire.group)
+        if self.rank in workers or self.rank >= dist.get_world_size():
+            raise ConfigError(
+                f"{self}: the server is one of the {dist.get_world_size()} ranks of the job, and none of those "
+                f"who train ({', '.join(map(str, workers))}); give the workers a process group without it"
+            )
+        wire.outside = Link(workers, self.rank, timeout, speaks=wire.rank == 0)
+
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
         payload = request.payload
         assert isinstance(payload.form, Dense), "a summable payload is plain numbers"
@@ -71,7 +81,7 @@ def _ask(wire: Wire, header: list[int], data: Tensor, answer: Tensor) -> Tensor:
     if not isinstance(link := wire.outside, Link):
         raise ConfigError("this process group has no dedicated server; give the workers a group of their own")
     before = link.sent_nbytes
-    if wire.rank == 0:
+    if link.speaks:
         link.send(_note(header), link.server)
     link.send(data.contiguous(), link.server)
     link.receive([(answer, link.server)])
@@ -92,7 +102,9 @@ class Link:
 
     _opened: ClassVar[Counter[tuple[int, ...]]] = Counter()
 
-    def __init__(self, workers: Sequence[int], server: int, timeout: timedelta | None):
+    def __init__(
+        self, workers: Sequence[int], server: int, timeout: timedelta | None, *, speaks: bool = False
+    ):
         members = sorted([*workers, server])
         Link._opened[tuple(members)] += 1
         name = f"tacit/server/{server}/{'-'.join(map(str, members))}/{Link._opened[tuple(members)]}"
@@ -100,6 +112,8 @@ class Link:
         own = members.index(dist.get_rank())
         self.server = members.index(server)
         self.workers = [place for place in range(len(members)) if place != self.server]
+        self.speaks = speaks  # for all workers, of what comes
+        self.on_lost: Callable[[BaseException], None] = lambda error: None
         self.sent_nbytes = 0
         self._group: Any = dist.ProcessGroupGloo(store, own, len(members), timeout or dist.default_pg_timeout)
         self._who = f"rank {dist.get_rank()}"
@@ -115,6 +129,15 @@ class Link:
             [self._group.recv([into.view(torch.uint8)], place, 0) for into, place in parts if into.numel()]
         )
 
+    def lost(self) -> Sequence[int]:
+        return ()
+
+    def close(self) -> None:
+        """Sends the server home."""
+        if self.speaks:
+            with suppress(TransportError):  # a server that is gone already needs no farewell
+                self.send(_note([_STOP]), self.server)
+
     def _wait(self, works: Sequence[Any]) -> None:
         try:
             for work in works:
@@ -124,25 +147,6 @@ class Link:
                 f"{self._who} lost the dedicated server or one of its workers: it ended or stalled beyond the time-out; "
                 f"restart all ranks from the last checkpoint ({' '.join(str(cause).split())[:300]})"
             ) from cause
-
-
-def with_server(wire: Wire, rank: int, timeout: timedelta | None = None) -> None:
-    """Links `wire`'s ranks to the server, which must call `serve` meanwhile."""
-    workers = dist.get_process_group_ranks(wire.group)
-    if rank in workers or rank >= dist.get_world_size():
-        raise ConfigError(
-            f"dedicated(rank={rank}): the server is one of the {dist.get_world_size()} ranks of the job, and none of those "
-            f"who train ({', '.join(map(str, workers))}); give the workers a process group without it"
-        )
-    wire.outside = Link(workers, rank, timeout)
-
-
-def leave_server(wire: Wire) -> None:
-    """Sends the server home, once all workers have asked their last."""
-    link, wire.outside = wire.outside, None
-    if isinstance(link, Link) and wire.rank == 0:
-        with suppress(TransportError):  # a server that is gone already needs no farewell
-            link.send(_note([_STOP]), link.server)
 
 
 def serve(workers: Sequence[int], *, timeout: timedelta | None = None) -> int:

@@ -4,10 +4,11 @@
 Counted are payload bytes: not TCP headers, nor the one-byte tokens that pace the pairwise rounds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -30,13 +31,35 @@ class Scheme(Protocol):
     def table_sum(self, wire: "Wire", request: TableSum) -> Total: ...
 
 
+@runtime_checkable
+class Opens(Protocol):
+    """A scheme with a node that is none of the ranks."""
+
+    def open(self, wire: "Wire", timeout: timedelta | None) -> None:
+        """Sets `wire.outside`; all ranks call it together, before the first request."""
+        ...
+
+
+class Outside(Protocol):
+    """The way to such a node; closed with the wire, once this rank has asked its last."""
+
+    on_lost: Callable[[BaseException], None]
+    """Called, from any thread, if a rank is known there to be gone while others may still wait for it here."""
+
+    def lost(self) -> Sequence[int]:
+        """Ranks that are known there to be gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Wire:
     """One process group as seen by one rank; `group` is used by nobody else while this wire is in use."""
 
     group: dist.ProcessGroup
     sent_nbytes: int = 0
-    outside: object = None  # the way to a server that is none of the ranks, see dedicated.py
+    outside: Outside | None = None
     rank: int = field(init=False)
     world: int = field(init=False)
     _token: Tensor = field(init=False)
@@ -67,9 +90,15 @@ class Wire:
 
     def lost(self, what: str, cause: BaseException) -> TransportError:
         reason = " ".join(str(cause).split())[:300]
+        gone = ", ".join(f"rank {rank}" for rank in self.outside.lost()) if self.outside else ""
+        who = (
+            f"{gone} went away"
+            if gone
+            else "another rank ended, stalled beyond the process group's time-out or the link broke"
+        )
         return TransportError(
-            f"rank {self.rank} of {self.world} lost the exchange in a {what}: another rank ended, stalled beyond the "
-            f"process group's time-out or the link broke; restart all ranks from the last checkpoint ({reason})"
+            f"rank {self.rank} of {self.world} lost the exchange in a {what}: {who}; restart all ranks from the last "
+            f"checkpoint ({reason})"
         )
 
     def scatter_sum(self, rows: Sequence[Sum]) -> Tensor:

@@ -31,8 +31,8 @@ from tacit.transports.process_group import Wire
 
 Options = tuple[tuple[str, Any], ...]
 
-# The schemes of these names decode where they add and serve every codec; the schedules add payloads as they stand.
-_WRITTEN = {"sharded": "sharded_schedule", "server": "server_schedule"}
+# The schemes of these names are others: they decode where they add, or have a real aggregator.
+_WRITTEN = {"sharded": "sharded_schedule", "server": "server_schedule", "star": "star_schedule"}
 _MOST_RANKS = 2**20
 _UNFIT = (
     ArithmeticError,

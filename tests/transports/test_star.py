@@ -1,0 +1,369 @@
+"""Ranks in real processes, an aggregator in another: the bits of `sharded`, whoever dies."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from toys import deep, flat, train
+
+import tacit
+from tacit.errors import ConfigError, PairingError
+from tacit.strategy import Strategy
+from tacit.transports import Star
+
+SECRET = "a secret that tests share"
+EXACT = ("thc", "thc(granularity=255)", "thc(bits=2)", "hush", "ef(hush)")  # 255 x 3 ranks need 16-bit lanes
+FLOATS = ("none", "bf16")
+
+_AGGREGATOR = """
+import sys, threading
+from tacit.aggregator import UserPlane
+from tacit.aggregator.control import Control
+port, secret = int(sys.argv[1]), sys.argv[2]
+with UserPlane(("127.0.0.1", port), slots=256) as plane, Control(plane, ("127.0.0.1", plane.address[1]), [secret]):
+    print(plane.address[1], flush=True)
+    threading.Event().wait()
+"""
+
+
+class Aggregator:
+    """A process that can be killed, and started again at the same port."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", _AGGREGATOR, str(self.port), SECRET]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    @property
+    def at(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One for all tests that leave it alive."""
+    aggregator = Aggregator()
+    yield aggregator
+    aggregator.close()
+
+
+@contextmanager
+def mortal():
+    aggregator = Aggregator()
+    try:
+        yield aggregator
+    finally:
+        aggregator.close()
+
+
+def _strategy(codec, at, **options):
+    if at is None:
+        return f"every / {codec} / sharded"
+    who = Star(at=at, secret=options.pop("secret", SECRET), **options)
+    return Strategy(Strategy.parse("none").when, Strategy.parse(codec).what, who)
+
+
+def _attached(codec, at, **options):
+    model = DDP(deep())
+    handle = tacit.attach(model, None, _strategy(codec, at, **options), bucket="20kB")
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), handle
+
+
+def _link(handle):
+    return handle._attachment.wire.outside
+
+
+def _train_all(rank, world, codecs, at, steps=2):
+    """What this rank holds after some steps with each codec, and what it sent."""
+    found = {}
+    for codec in codecs:
+        model, optimizer, handle = _attached(codec, at)
+        with handle:
+            train(model, optimizer, rank, range(steps))
+            through = _link(handle).through if at else 0
+            found[codec] = flat(model), handle.stats.as_dict()["sent_by_request"], through
+    return found
+
+
+def test_the_aggregator_gives_the_bits_of_sharded(ranks, shared):
+    found = ranks.run(3, _train_all, EXACT, shared.at)
+    expected = ranks.run(3, _train_all, EXACT, None)
+    for codec in EXACT:
+        for own, other in zip(found, expected, strict=True):
+            assert torch.equal(own[codec][0], other[codec][0]), codec
+        assert found[0][codec][2] >= 2 * 5  # sums went through: two steps of at least five buckets
+
+
+def test_floats_travel_as_fixed_point_and_all_ranks_agree(ranks, shared):
+    found = ranks.run(3, _train_all, FLOATS, shared.at)
+    expected = ranks.run(3, _train_all, FLOATS, None)
+    for codec, tolerance in zip(FLOATS, (1e-6, 1e-3), strict=True):
+        for own in found:
+            assert torch.equal(own[codec][0], found[0][codec][0])
+        torch.testing.assert_close(found[0][codec][0], expected[0][codec][0], rtol=0, atol=tolerance)
+        assert found[0][codec][2] >= 2 * 5
+
+
+def _sums(rank, world, at):
+    """Requests that no codec of ours makes, straight at the scheme."""
+    from tacit.attachments.handle import leave_group, open_wire
+    from tacit.requests import Payload, Sum
+
+    strategy = _strategy("none", at)
+    wire, found = open_wire(strategy, None, None), {}
+    cases = {
+        "integers": torch.arange(5000, dtype=torch.int32) * (rank + 1) - 7,
+        "tiny": torch.full((1000,), 1e-42) * (rank + 1),
+        "huge": torch.full((1000,), 1e38),
+        "zero": torch.zeros(10),
+        "infinite": torch.tensor([1.0, float("inf")]),
+        "doubles": torch.full((10,), 0.1, dtype=torch.float64),
+        "none": torch.zeros(0),
+    }
+    for name, x in cases.items():
+        payload = Payload.dense(x)
+        total = wire.answer(strategy.who, Sum(payload), 0)
+        found[name] = total.value, total.heard(payload).said()
+    found["through"] = wire.outside.through
+    leave_group(wire)
+    return found
+
+
+def test_sums_of_any_numbers(ranks, shared):
+    found = ranks.run(2, _sums, shared.at)
+    assert all(torch.equal(found[0][name][0], found[1][name][0]) for name in found[0] if name != "through")
+    values = {name: found[0][name][0] for name in found[0] if name != "through"}
+    assert torch.equal(values["integers"], (torch.arange(5000) * 3 - 14).float())
+    torch.testing.assert_close(values["tiny"], torch.full((1000,), 3e-42), rtol=1e-2, atol=0)
+    torch.testing.assert_close(values["huge"], torch.full((1000,), 2e38))
+    assert values["zero"].eq(0).all() and values["infinite"].isinf().tolist() == [False, True]
+    assert values["doubles"].dtype == torch.float64 and values["none"].numel() == 0
+    assert found[0]["through"] == 3  # the others took the process group
+    shares = found[0]["tiny"][1] + found[1]["tiny"][1]
+    assert torch.equal(shares, values["tiny"])  # nothing disappears in rounding
+
+
+def _polls(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def _train_through_a_death(rank, world, codec, at, process_id, how, steps=30):
+    """The aggregator is killed or frozen in the middle of a sum, and comes back."""
+    model, optimizer, handle = _attached(codec, at)
+
+    def strike():
+        _polls(lambda: _link(handle)._inside)
+        os.kill(process_id, how)
+
+    murderer = threading.Thread(target=strike)
+    with handle:
+        for step in range(steps):
+            if rank == 0 and step == 5:
+                murderer.start()
+            train(model, optimizer, rank, range(step, step + 1))
+            if rank == 0 and step == 15:
+                murderer.join()
+                if how == signal.SIGSTOP:
+                    os.kill(process_id, signal.SIGCONT)
+                _polls(lambda: _link(handle)._there)
+        link = _link(handle)
+        return flat(model), link.through, link.round_about, link.changes
+
+
+def _train_undisturbed(rank, world, codec, steps=30):
+    model, optimizer, handle = _attached(codec, None)
+    with handle:
+        train(model, optimizer, rank, range(steps))
+        return flat(model)
+
+
+@pytest.mark.parametrize(("codec", "how"), [("thc", signal.SIGKILL), ("hush", signal.SIGSTOP)])
+def test_an_aggregator_that_dies_or_hangs_costs_no_step_and_is_used_again(ranks, codec, how):
+    with mortal() as aggregator:
+        ranks.start(3, _train_through_a_death, codec, aggregator.at, aggregator.process.pid, how)
+        if how == signal.SIGKILL:
+            assert aggregator.process.wait(120) == -signal.SIGKILL
+            aggregator.close()
+            aggregator.start()
+        found = ranks.results(3)
+    expected = ranks.run(3, _train_undisturbed, codec)
+    for (kind, value), other in zip(found, expected, strict=True):
+        assert kind == "ok", value
+        own, through, round_about, changes = value
+        assert torch.equal(own, other)
+        assert through > 5 * 5 and round_about > 0 and changes >= 2  # gone, and back
+
+
+def _train_with_a_sum_that_some_have(rank, world, at, codec="thc", steps=10):
+    """Rank 1 loses the aggregator just when the others have their sum: they stand in the next maximum, and wait for it."""
+    from tacit.transports.star_link import _GoneError
+
+    model, optimizer, handle = _attached(codec, at)
+    link = _link(handle)
+    reduce = link._reduce
+
+    def unlucky(ask):
+        total = reduce(ask)
+        if rank == 1 and link._number == 12:
+            raise _GoneError("the test says so")
+        return total
+
+    link._reduce = unlucky
+    with handle:
+        train(model, optimizer, rank, range(steps))
+        return flat(model), link.changes
+
+
+def test_who_has_the_newest_sum_hands_it_to_those_who_lack_it(ranks, shared):
+    found = ranks.run(3, _train_with_a_sum_that_some_have, shared.at)
+    expected = ranks.run(3, _train_undisturbed, "thc", 10)
+    for (own, changes), other in zip(found, expected, strict=True):
+        assert torch.equal(own, other) and changes >= 1
+
+
+def test_where_no_aggregator_is_the_process_group_adds(ranks):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{nobody.getsockname()[1]}"
+        found = ranks.run(2, _train_all, ("thc",), at)
+    expected = ranks.run(2, _train_all, ("thc",), None)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.equal(own["thc"][0], other["thc"][0]) and own["thc"][2] == 0
+
+
+def _train_until_somebody_dies(rank, world, codec, at):
+    model, optimizer, handle = _attached(codec, at)
+    try:
+        for step in range(1000):
+            if rank == 2 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            train(model, optimizer, rank, range(step, step + 1))
+    except tacit.TacitError as error:
+        return str(error)
+    finally:
+        handle.close()
+
+
+def test_a_rank_that_dies_is_named_by_the_others(ranks, shared):
+    ranks.start(3, _train_until_somebody_dies, "thc", shared.at)
+    found = ranks.results(3)
+    assert found[2] == ("died", -signal.SIGKILL)
+    for kind, said in found[:2]:
+        assert kind == "ok" and "rank 2 went away; restart all ranks" in said, said
+
+
+def _wait_for_the_late(rank, world, at):
+    """Rank 1 comes when the others have complained of it."""
+    import logging
+
+    said = []
+
+    class Ear(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    model, optimizer, handle = _attached("thc", at, patience=0.3)
+    logging.getLogger("tacit").addHandler(ear := Ear())
+    store = torch.distributed.distributed_c10d._get_default_store()
+    try:
+        with handle:
+            train(model, optimizer, rank, range(1))
+            if rank == 1:
+                link = _link(handle)
+                reduce = link._reduce
+
+                def late(ask):
+                    store.wait(["complained"])
+                    return reduce(ask)
+
+                link._reduce = late
+            else:
+                threading.Thread(target=lambda: (_polls(lambda: said), store.set("complained", "1"))).start()
+            train(model, optimizer, rank, range(1, 2))
+    finally:
+        logging.getLogger("tacit").removeHandler(ear)
+    return said
+
+
+def test_a_late_rank_is_waited_for_and_named(ranks, shared):
+    said = ranks.run(2, _wait_for_the_late, shared.at)
+    assert len(said[0]) == 1 and "for a sum that lacks rank 1; still waiting" in said[0][0]
+    assert said[1] == []
+
+
+def _with_the_wrong_secret(rank, world, at):
+    model, optimizer, handle = _attached("thc", at, secret="wrong")
+    try:
+        with handle:
+            train(model, optimizer, rank, range(1))
+    except tacit.TacitError as error:
+        return type(error).__name__, str(error)
+
+
+def test_a_wrong_secret_is_an_error_at_once(ranks, shared):
+    for kind, said in ranks.run(2, _with_the_wrong_secret, shared.at):
+        assert kind == "ConfigError" and "secret" in said
+
+
+def _without_an_address(rank, world):
+    for name in ("TACIT_AGGREGATOR", "TACIT_AGGREGATOR_SECRET"):
+        os.environ.pop(name, None)
+    try:
+        tacit.attach(deep(), None, "thc / star")
+    except ConfigError as error:
+        return str(error)
+
+
+def test_a_star_without_an_address_says_how_to_give_one(ranks):
+    for said in ranks.run(2, _without_an_address):
+        assert "write star(at='host:port'), or set TACIT_AGGREGATOR" in said
+
+
+def test_its_text_form_parses_back_and_keeps_the_secret():
+    for text in (
+        "star",
+        "star(at='10.0.0.1:4800')",
+        "star(at='10.0.0.1:4800', patience=2.5, mtu=9000, slots=128)",
+    ):
+        strategy = Strategy.parse(f"thc / {text}")
+        assert str(strategy).endswith(f"/ {text}") and Strategy.parse(str(strategy)) == strategy
+    secret = Star(at="10.0.0.1", secret="hidden")
+    assert "hidden" not in str(secret) + repr(secret)
+
+
+def test_what_cannot_work_is_refused_in_one_sentence():
+    with pytest.raises(PairingError, match="cannot be added in the network; write 'int8"):
+        Strategy.parse("int8 / star")
+    with pytest.raises(PairingError, match="at most 64 ranks"):
+        Strategy.parse("none / star").check(65)
+    with pytest.raises(ConfigError, match="is no address"):
+        Strategy.parse("none / star(at='here:there')")
+    for option, text in (
+        ("patience=0", "more than 0"),
+        ("mtu=60", "in one piece"),
+        ("slots=1", "2 to 16384"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            Strategy.parse(f"none / star({option})")
