@@ -7,6 +7,11 @@ ranks_per_host = 1
 limit = "30min"             # of one launch of ranks
 realtime = true             # ranks before ordinary processes, where this user may (root)
 
+[aggregator]                # optional: for strategies that end in `/ star`
+at = "switch"               # a switch, or a host with a link of its own
+plane = "user"              # or "kernel", in a switch and as root
+slots = 1024
+
 [[job]]
 kind = "limits"             # the kinds are in tacit.lab.jobs
 name = "limits"             # in records; default: the kind, numbered
@@ -22,6 +27,7 @@ from typing import Any
 
 from tacit.errors import ConfigError
 from tacit.lab import jobs
+from tacit.lab.aggregating import Aggregator
 from tacit.topology import Network, check_positive
 from tacit.topology_files import network_from, parse_network, read_toml
 from tacit.units import parse_rate, parse_time
@@ -55,10 +61,18 @@ class Experiment:
     network: Network
     run: Run
     jobs: tuple[Job, ...]
+    aggregator: Aggregator | None = None
+
+    @property
+    def hosts(self) -> int:
+        """Those that ranks run on: an aggregator's own host is left to it."""
+        return len(self.network.hosts) - (
+            self.aggregator is not None and self.aggregator.at in self.network.hosts
+        )
 
     @property
     def ranks(self) -> int:
-        return len(self.network.hosts) * self.run.ranks_per_host
+        return self.hosts * self.run.ranks_per_host
 
 
 def read(path: Path) -> Experiment:
@@ -68,7 +82,7 @@ def read(path: Path) -> Experiment:
 
 def experiment_from(table: Mapping[str, Any], path: Path) -> Experiment:
     """The experiment in a table; `path` is for messages, and network files are looked for beside it."""
-    _known(table, ("network", "run", "job"), str(path))
+    _known(table, ("network", "run", "aggregator", "job"), str(path))
     if "network" not in table:
         raise ConfigError(f'{path} has no network; add for example network = "star(nodes=4, rate=100Mbit)"')
     network = _network(table["network"], path)
@@ -80,7 +94,8 @@ def experiment_from(table: Mapping[str, Any], path: Path) -> Experiment:
     twice = next((job.name for i, job in enumerate(found) if job.name in [j.name for j in found[:i]]), None)
     if twice is not None:
         raise ConfigError(f"{path}: two jobs are called {twice!r}; give each a name of its own")
-    return Experiment(path.stem, path, network, _run(table.get("run", {}), path), found)
+    aggregator = _aggregator(table["aggregator"], network, path) if "aggregator" in table else None
+    return Experiment(path.stem, path, network, _run(table.get("run", {}), path), found, aggregator)
 
 
 def _network(given: Any, path: Path) -> Network:
@@ -110,6 +125,24 @@ def _run(table: Any, path: Path) -> Run:
         return Run(per_host, parse_time(table.get("limit", "30min")), realtime)
     except ConfigError as cause:
         raise ConfigError(f"{path}: limit: {cause}") from cause
+
+
+def _aggregator(table: Any, network: Network, path: Path) -> Aggregator:
+    where = f"{path}: aggregator"
+    if not isinstance(table, Mapping) or "at" not in table:
+        raise ConfigError(f'{where} does not say where it is; write [aggregator], and below it at = "switch"')
+    _known(table, ("at", "plane", "slots"), where)
+    at, plane, slots = table["at"], table.get("plane", "user"), table.get("slots", 1024)
+    nodes = (*network.switches, *network.hosts)
+    if at not in nodes:
+        raise ConfigError(f"{where}: at = {at!r} is no node of the network; its nodes are {', '.join(nodes)}")
+    if at == network.hosts[0]:
+        raise ConfigError(f"{where}: at = {at!r} is where rank 0 runs; choose another host, or a switch")
+    if plane not in ("user", "kernel"):
+        raise ConfigError(f"{where}: plane = {plane!r}; write user or kernel")
+    if type(slots) is not int or slots < 2:
+        raise ConfigError(f"{where}: slots = {slots!r}; write a whole number of 2 or more")
+    return Aggregator(at, plane, slots)
 
 
 def _job(entry: Mapping[str, Any], index: int, entries: list[Any], path: Path) -> Job:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tacit import launch
 from tacit.lab import jobs
+from tacit.lab.aggregating import aggregating
 from tacit.lab.calibration import calibrate
 from tacit.lab.errors import GateError
 from tacit.lab.experiment import Experiment, Job
@@ -49,6 +50,7 @@ class Session:
     tell: Tell
     records: list[Record]
     refused: list[str]
+    found: dict[str, str]  # what ranks need to find the aggregator
     launches: int = 0
 
     def record(self, kind: str, **fields: Any) -> None:
@@ -83,9 +85,7 @@ class Session:
         hurried: list[bool] = []
 
         def heard(rank: int, message: launch.Message) -> None:
-            if (
-                run.realtime and job.order.timed and not hurried
-            ):  # the first word: everybody has imported torch and joined
+            if run.realtime and job.order.timed and not hurried:  # all have imported torch and joined
                 hurried.append(self.lab.hurry())
             if message.get("kind") == "progress":
                 self.tell(message)
@@ -99,12 +99,21 @@ class Session:
             on_message=heard,
             log_dir=self.out / "logs" / f"{self.launches:02}-{job.name.replace('/', '-')}",
             limit_s=run.limit_s,
-            places=self.lab.places(run.ranks_per_host),
+            places=[replace(place, env={**place.env, **self.found}) for place in self._places()],
         )
         if self.lab.shaped:
             nodes = difference(self.lab.counters(), before)
             facts = {"job": job.name, "rate_bps": self.lab.rate_bps, "realtime": hurried == [True]}
             self.record("counters", **facts, nodes=nodes)
+
+    def _places(self) -> list[launch.Place]:
+        """Of the ranks; not on the aggregator's own host."""
+        run, aggregator = self.experiment.run, self.experiment.aggregator
+        places = self.lab.places(run.ranks_per_host)
+        own = next((i for i, h in enumerate(self.lab.hosts) if aggregator and h.name == aggregator.at), None)
+        if own is not None:
+            del places[own * run.ranks_per_host : (own + 1) * run.ranks_per_host]
+        return places
 
     def _network(self) -> dict[str, Any]:
         """What a worker is told of its network."""
@@ -133,8 +142,12 @@ def run(
     for job in experiment.jobs:
         jobs.check_here(job.order, experiment.ranks)
     outcome, records, refused = "failed", list[Record](), list[str]()
-    with up(experiment.network, fallback=True, folder=folder) as lab:
-        session = Session(experiment, lab, out, recorder, tell, records, refused)
+    log = out / "logs" / "aggregator.log"
+    with (
+        up(experiment.network, fallback=True, folder=folder) as lab,
+        aggregating(experiment.aggregator, lab, log, realtime=experiment.run.realtime) as found,
+    ):
+        session = Session(experiment, lab, out, recorder, tell, records, refused, found)
         session.record(
             "start", command=command, experiment=experiment.name, ranks=experiment.ranks, host=host_facts(),
             network=lab.facts(),
