@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
@@ -85,8 +85,8 @@ class GossipAttachment:
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
         self._begin(Address(_own_host(), self._peers.port, incarnation), timeout)
-        self._reference = self._island.snapshot
-        self._met, self._since, self._top_lr, self._merges = self._island.met, 0, 0.0, 0
+        self._top_lr, self._merges = 0.0, 0
+        self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _begin(self, own: Address, timeout: timedelta | None) -> None:
@@ -134,11 +134,11 @@ class GossipAttachment:
         self._since += 1
         self._handle.stepped(0)
         if self._island.met != self._met:  # as caller or called: both look from here on
-            self._met, self._since, self._reference = self._island.met, 0, self._island.snapshot
+            self._refer()
         lr = float(self._optimizer.param_groups[0]["lr"])
         self._top_lr = max(self._top_lr, lr)
-        moved, length = self._squares() if self._trigger.measures else ([0.0], [0.0])
-        why = self._trigger.why(Movement(max(1, self._since), moved, length, lr, self._top_lr))
+        moved = self._moved() if self._trigger.measures else [0.0] * len(self._lengths)
+        why = self._trigger.why(Movement(max(1, self._since), moved, self._lengths, lr, self._top_lr))
         if why is None:
             return
         if self._peers.calling:
@@ -148,14 +148,18 @@ class GossipAttachment:
         if self._since or self._trigger.measures:
             self._peers.wish(why)
 
-    def _squares(self) -> tuple[list[float], list[float]]:
-        """|w - ref|^2 and |ref|^2 by layer; one pass over both."""
-        now, then = self._island.snapshot, self._reference
-        if str(getattr(self._trigger, "by", "model")) == "model":
-            return [float(torch.dist(now, then)) ** 2], [float(then.norm()) ** 2]
-        parts = zip(now.split(self._layers), then.split(self._layers), strict=True)
-        pairs = [(float(torch.dist(a, b)) ** 2, float(b.norm()) ** 2) for a, b in parts]
-        return [moved for moved, _ in pairs], [length for _, length in pairs]
+    def _refer(self) -> None:
+        """From here on the model's change is measured from what it is now."""
+        self._reference, self._since, self._met = self._island.snapshot, 0, self._island.met
+        self._lengths = [float(part.norm()) ** 2 for part in self._parts(self._reference)]
+
+    def _moved(self) -> list[float]:
+        """|w - ref|^2, by layer if the trigger looks at layers: one pass over both, and no network."""
+        pairs = zip(self._parts(self._island.snapshot), self._parts(self._reference), strict=True)
+        return [float(torch.dist(now, then)) ** 2 for now, then in pairs]
+
+    def _parts(self, flat: Tensor) -> Sequence[Tensor]:
+        return flat.split(self._layers) if getattr(self._trigger, "by", "model") == "layer" else (flat,)
 
     def _heard(self, met: Met) -> None:
         self._handle.record(
@@ -204,7 +208,7 @@ class GossipAttachment:
             time.sleep(0.02)
         self._island.set(mean)
         self._island.start = mean.clone()
-        self._reference, self._since = self._island.snapshot, 0
+        self._refer()
 
     def _agree(self, key: str) -> list[int]:
         deadline = time.monotonic() + _MERGE_S
@@ -247,7 +251,7 @@ class GossipAttachment:
         self._island.set(self._handle.memory.vector("model", layout, self._island.snapshot.device))
         self._island.start = None
         self._island.step, self._top_lr = int(state["step"]), float(state["top_lr"])
-        self._reference, self._since = self._island.snapshot, 0
+        self._refer()
 
     def close(self) -> None:
         self._hook.remove()
