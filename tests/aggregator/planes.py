@@ -12,6 +12,7 @@ from tacit import _core
 from tacit.aggregator import spec
 from tacit.aggregator.kernel_plane import KernelPlane
 from tacit.aggregator.spec import Address, Answers, Job
+from tacit.aggregator.user_plane import upstream_of
 from tacit.aggregator.wire import EVENTS, VERDICTS
 
 
@@ -40,7 +41,7 @@ class NativePlane:
 
     def add_job(self, job: Job) -> None:
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
-        self._core.add_job(job.id, job.cookie, job.members, *terms)
+        self._core.add_job(job.id, job.cookie, job.members, *terms, job.relayed, upstream_of(job))
 
     def remove_job(self, id: int) -> None:
         self._core.remove_job(id)

@@ -7,6 +7,7 @@ import pytest
 from aggregator.clients import some_job
 from aggregator.planes import NATIVE, SpecPlane
 from aggregator.traces import record, replay
+from aggregator.trees import record_tree
 from hypothesis import given, settings
 
 from tacit.aggregator.wire import Header, Kind, LaneType
@@ -31,6 +32,7 @@ def test_a_trace_gives_the_same_answers_and_counts(plane, trace):
 
 def test_the_traces_hold_every_verdict_and_event():
     counted = [recorded(seed).counts for seed in SEEDS]
+    counted += [trace.counts for trace in record_tree(1, loss=0.1, repeats=0.1)]
     assert [name for name in counted[0] if not any(counts[name] for counts in counted)] == []
 
 

@@ -100,7 +100,11 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", jobs.KINDS)
 def test_every_kind_reads_its_order_without_torch_and_again_from_its_table(kind: str) -> None:
-    table: dict[str, Any] = {"replay": {"workload": "vgg16"}, "train": {"task": "digits"}}.get(kind, {})
+    table: dict[str, Any] = {
+        "replay": {"workload": "vgg16"},
+        "train": {"task": "digits"},
+        "rounds": {"task": "digits", "strategies": ["local(4) / none"]},
+    }.get(kind, {})
     order = jobs.KINDS[kind].read(table | {"job": "j"}, "here")
     assert jobs.KINDS[kind].read(order.as_table(), "here") == order
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from tacit.aggregator.asker import Asker, Refusal
-from tacit.aggregator.membership import Terms
+from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.reading import JobReading
 from tacit.aggregator.spec import Address
 from tacit.aggregator.stats import JobStats
@@ -19,6 +19,7 @@ class Member:
     address: Address
     asker: Asker
     clock: asyncio.Timeout
+    ranks: int = 1  # that it stands for: more if it is an aggregator
 
     def wind(self, until_s: float) -> None:
         if not self.clock.expired():
@@ -39,10 +40,22 @@ class Admission:
     addresses: dict[int, Address] = field(default_factory=dict)  # also of ranks that are gone
     lost: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
+    above: Membership | None = None  # our place in the job of the aggregator above, while it runs
+    rises: int = 0  # how often we have asked for it
+    parent: str = ""  # whom we asked
 
     @property
     def name(self) -> str:
         return self.terms.name
+
+    @property
+    def noun(self) -> str:
+        return "rack" if self.terms.relayed else "rank"
+
+    @property
+    def ranks(self) -> int:
+        """In its sums: of all racks, as far as is known."""
+        return self.above.job_ranks if self.above else sum(member.ranks for member in self.members.values())
 
     @property
     def absent(self) -> list[int]:
@@ -86,10 +99,12 @@ class Admission:
             lost=tuple(self.lost),
             left=tuple(self.left),
             stats=stats,
+            relayed=self.terms.relayed,
+            parent=self.parent,
         )
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
+def ranks_text(ranks: Iterable[int], noun: str = "rank") -> str:
     """`rank 2`, `ranks 2 and 3`, `ranks 0, 2 and 3`."""
     *most, last = [str(rank) for rank in ranks]
-    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+    return f"{noun}s {', '.join(most)} and {last}" if most else f"{noun} {last}"

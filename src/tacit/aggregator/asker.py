@@ -17,6 +17,7 @@ REASONS = {  # why admissions are refused
     "full": "no slots were free",
     "late": "not all ranks came in time",
     "plane": "the plane would not have the job",
+    "parent": "the aggregator above would not have the job, or not all racks came in time",
     "busy": "there were too many connections",
 }
 MOST_WHY = 400  # characters

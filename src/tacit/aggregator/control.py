@@ -5,6 +5,9 @@
 
 A rank keeps one TCP connection for each of its jobs (membership.py); how they talk is in talk.py. Nothing here survives a
 restart: the connections break, and the ranks join again. One thread does everything, so there is nothing to lock.
+
+An aggregator with a parent (parent.py) joins the job there when its own ranks are complete, and only then grants it to them. What
+ends there ends here, and the other way round.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import secrets
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from importlib import metadata
 from types import TracebackType
@@ -21,16 +24,17 @@ from typing import Any, Protocol, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.admission import Admission, Member, ranks_text
-from tacit.aggregator.asker import REASONS, Asker, Refusal
-from tacit.aggregator.membership import Terms
+from tacit.aggregator.asker import MOST_WHY, REASONS, Asker, Refusal
+from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.metrics import serve_metrics
+from tacit.aggregator.parent import Parent
 from tacit.aggregator.reading import EndedJob, Reading
 from tacit.aggregator.shares import Shares
-from tacit.aggregator.spec import Address, Job
+from tacit.aggregator.spec import MOST_COUNTED, Address, Job, Upstream
 from tacit.aggregator.stats import JobStats
 from tacit.aggregator.talk import MOST_ASKED, ForgedError, Message
 from tacit.aggregator.wire import MOST_JOBS
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TacitError, TransportError
 
 MOST_CONNECTIONS = 4096
 MOST_STRANGERS = 64  # of them, those that have proved nothing yet; one more, and the oldest is cut off
@@ -40,6 +44,7 @@ PARTING_S = 5.0  # for a rank to take note that its job is over
 IDLE_S = 60.0  # for a reader of figures between two questions
 QUIET_S = 10.0  # between two words about refusals for the same reason
 REMEMBERED = 16  # jobs that are over
+GRACE_S = 1.0  # for the parent to say itself who did not come
 
 
 class AnyPlane(Protocol):
@@ -57,11 +62,15 @@ class AnyPlane(Protocol):
     def close(self) -> None: ...
 
 
+class FailedError(Exception):
+    """A member says that it cannot go on, and why."""
+
+
 class Control:
     """Serves from when it is built until it is closed; then its ranks are told, and the plane has no job left. The plane stays open.
 
     `keys` are secrets: jobs under one know nothing of jobs under another. `jobs` is how many must always find their share of
-    the slots. `tell` gets a sentence for each job that begins, ends or is refused, in control's own thread.
+    the slots. `parent` is the aggregator that adds our sums to those of other racks. `tell` gets a sentence for each job that begins, ends or is refused, in control's own thread.
     """
 
     def __init__(
@@ -74,6 +83,7 @@ class Control:
         jobs: int = 4,
         lease_s: float = 10.0,
         metrics: Address | None = None,
+        parent: Parent | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         if not keys:
@@ -82,7 +92,7 @@ class Control:
             )
         if not 0.1 <= lease_s <= 3600:
             raise ConfigError(f"lease_s={lease_s}: a silent rank is given up after 0.1 to 3600 s")
-        self._plane, self._kind = plane, kind
+        self._plane, self._kind, self._parent = plane, kind, parent
         self._keys, self._lease_s = tuple(keys), lease_s
         self._tell = tell
         self._told: dict[str, float] = {}  # when a refusal was last told of, by reason
@@ -93,6 +103,7 @@ class Control:
         self._refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._admitted = self._lost = 0
         self._connections: set[asyncio.Task[Any]] = set()
+        self._errands: set[asyncio.Future[Any]] = set()  # to the parent
         self._strangers: dict[asyncio.Task[Any], None] = {}  # the oldest first
         with contextlib.ExitStack() as opened:
             self._socket = opened.enter_context(_listening(listen))
@@ -147,6 +158,8 @@ class Control:
             self._end(job, "the aggregator was stopped")
         if self._connections:
             await asyncio.wait(self._connections, timeout=1.0)
+        if self._errands:
+            await asyncio.wait(self._errands, timeout=1.0)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
@@ -211,12 +224,12 @@ class Control:
     # ---- a rank, from its first word to its last ----
 
     async def _keep(self, asker: Asker, key: int, wish: Message) -> None:
-        terms, rank, address, patience_s = _wish(wish, asker.host)
+        terms, rank, address, patience_s, ranks = _wish(wish, asker.host)
         job = self._admit(key, terms, rank, address)
         left, why = False, "its connection closed without a word"
         try:
             async with asyncio.timeout(patience_s) as clock:
-                job.members[rank] = member = Member(rank, address, asker, clock)
+                job.members[rank] = member = Member(rank, address, asker, clock, ranks)
                 job.addresses[rank] = address
                 if not job.absent:
                     self._start(job)
@@ -225,22 +238,36 @@ class Control:
         except TimeoutError:
             why = f"it was silent for {self._lease_s:g} s"
             if job.id is None and not job.over:
-                absent = f"{ranks_text(job.absent)} of {terms.world} {'has' if len(job.absent) == 1 else 'have'} not joined"
+                refusal = self._late(job, patience_s)
                 self._gone(job, rank, left, why)
-                raise Refusal(
-                    "late",
-                    f"{absent} job {job.name!r} within {patience_s:.3g} s; are they started, and do they ask for the same name?",
-                ) from None
+                raise refusal from None
+        except FailedError as failure:
+            why = str(failure)
         except ForgedError:
             why = "it sent a line that it cannot have meant"
         finally:
             self._gone(job, rank, left, why)
+
+    def _late(self, job: Admission, patience_s: float) -> Refusal:
+        if not job.absent:
+            return Refusal(
+                "parent", f"the aggregator above, at {job.parent}, did not grant job {job.name!r} in time"
+            )
+        has = "has" if len(job.absent) == 1 else "have"
+        return Refusal(
+            "late",
+            f"{ranks_text(job.absent, job.noun)} of {job.terms.world} {has} not joined job {job.name!r} within {patience_s:.3g} s; "
+            "are they started, and do they ask for the same name?",
+        )
 
     def _admit(self, key: int, terms: Terms, rank: int, address: Address) -> Admission:
         now_s = self._loop.time()
         if job := self._jobs.get((key, terms.name)):
             job.check(terms, rank, address, now_s)
             return job
+        if self._parent and terms.quorum:
+            why = f"quorum={terms.quorum}: this aggregator has another above it, and then sums are of all ranks; leave the quorum out"
+            raise Refusal("terms", why, config=True)
         slots = self._shares.take(terms.slots) if len(self._jobs) < MOST_JOBS else None
         if slots is None:
             why = f"all {self._shares.slots} slots are in use by {len(self._jobs)} jobs; wait for one to end, or start the aggregator with more --slots or --jobs"
@@ -249,7 +276,72 @@ class Control:
         return job
 
     def _start(self, job: Admission) -> None:
-        """All are there: the plane gets the job, the ranks their grants."""
+        """All are there: with a parent, it is asked first."""
+        if self._parent:
+            job.rises += 1
+            self._run_errand(self._rise(job, self._parent))
+        else:
+            self._grant(job)
+
+    async def _rise(self, job: Admission, parent: Parent) -> None:
+        """Joins the job of the parent, and then grants ours; all of it in vain if one of our ranks goes meanwhile."""
+        turn, now_s = job.rises, self._loop.time()
+        ends_s = [when for member in job.members.values() if (when := member.clock.when()) is not None]
+        for member in job.members.values():  # the parent's word about who is late comes first
+            member.wind((member.clock.when() or now_s) + GRACE_S)
+
+        def wanted() -> bool:
+            return not job.over and not job.absent and job.rises == turn
+
+        def changed() -> None:
+            with contextlib.suppress(RuntimeError):  # we are closing: the job ends anyway
+                self._loop.call_soon_threadsafe(self._hear_parent, job)
+
+        job.parent = str(parent)
+        membership, error = None, None
+        try:
+            membership = await parent.join(
+                self._keys[job.key],
+                job.terms,
+                self._plane.address,
+                job.ranks,
+                timeout_s=max(0.0, min(ends_s, default=now_s) - now_s),
+                wanted=wanted,
+                changed=changed,
+            )
+        except TacitError as cause:
+            error = cause
+        if not wanted():
+            if membership:
+                self._part(membership, f"a rank of rack {parent.rack} went before job {job.name!r} began")
+        elif membership:
+            job.above = membership
+            if len(membership.job.slots) < len(job.slots):
+                job.slots = self._shares.shorten(job.slots, len(membership.job.slots))
+            self._grant(job)
+            self._hear_parent(job)
+        else:
+            why = f"above, at {parent}: {error}"
+            refusal = Refusal("parent", why, config=isinstance(error, ConfigError))
+            self._end(job, why, refusal=refusal)
+            self._refuse(refusal, "all its ranks")
+
+    def _hear_parent(self, job: Admission) -> None:
+        """What is over there is over here."""
+        if job.above and not job.above.alive and not job.over:
+            self._end(job, job.above.why)
+
+    def _part(self, membership: Membership, failure: str = "") -> None:
+        """Gives up our place above, without waiting for it here."""
+        self._run_errand(asyncio.to_thread(membership.leave, failure))
+
+    def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _grant(self, job: Admission) -> None:
+        """The plane gets the job, the ranks their grants."""
         used = {other.id for other in self._jobs.values()}
         # counting on, so that packets of a job that is over do not meet the next one
         id = next(
@@ -260,7 +352,12 @@ class Control:
         cookie = secrets.randbits(64)
         members = tuple(job.addresses[rank] for rank in range(job.terms.world))
         try:
-            self._plane.add_job(job.terms.granted(id, cookie, members, job.slots))
+            if job.ranks > MOST_COUNTED:
+                raise ConfigError(
+                    f"{job.ranks} ranks in all racks together: a result can count {MOST_COUNTED}"
+                )
+            own = job.terms.granted(id, cookie, members, job.slots)
+            self._plane.add_job(replace(own, upstream=_upstream(job.above)))
         except ConfigError as cause:
             refusal = Refusal("plane", str(cause), config=True)
             self._end(job, str(cause), refusal=refusal)
@@ -269,24 +366,41 @@ class Control:
         job.id, job.since_s = id, self._loop.time()
         self._admitted += 1
         grant = {"say": "granted", "id": id, "members": members, "slots": [job.slots.start, len(job.slots)]}
-        grant |= {"plane": self._plane.address, "lease_s": self._lease_s}
+        grant |= {"plane": self._plane.address, "lease_s": self._lease_s, "ranks": job.ranks}
         for member in job.members.values():
             member.asker.send(grant | {"cookie": member.asker.masked(cookie)})
             member.wind(job.since_s + self._lease_s)
-        self._tell(f"job {job.name!r} runs: {job.terms.world} ranks, {len(job.slots)} slots")
+        self._tell(f"job {job.name!r} runs: {job.terms.world} {job.noun}s, {len(job.slots)} slots")
 
     def _hear(self, job: Admission, member: Member, message: Message) -> bool:
         """Answers; whether this was the rank's last word."""
         if job.id is None or job.over:
-            return message.get("say") == "leave"
+            return message.get("say") in ("leave", "fail")
         member.wind(self._loop.time() + self._lease_s)
         if message.get("say") == "missing":
-            ranks = self._plane.stats(job.id).ranks
-            missing = {rank: stats.missing for rank, stats in enumerate(ranks) if stats.missing}
-            member.asker.send({"say": "missing", "number": message.get("number"), "ranks": missing})
+            self._tell_missing(job, member, message.get("number"))
+        elif message.get("say") == "fail":
+            why = str(message.get("why"))[:MOST_WHY]
+            raise FailedError(why if why.isprintable() else "it says that it cannot go on")
         elif message.get("say") == "keep":
             member.asker.send({"say": "keep"})
         return message.get("say") == "leave"
+
+    def _tell_missing(self, job: Admission, member: Member, number: object) -> None:
+        assert job.id is not None
+        stats = self._plane.stats(job.id)
+        missing = {rank: own.missing for rank, own in enumerate(stats.ranks) if own.missing}
+        answer = {"say": "missing", "number": number, "ranks": missing}
+        if job.above and stats.above:
+            self._run_errand(self._ask_parent(job.above, member, answer))
+        else:
+            member.asker.send(answer)
+
+    async def _ask_parent(self, above: Membership, member: Member, answer: Message) -> None:
+        racks: dict[int, int] = {}
+        with contextlib.suppress(TransportError):  # it ends the job if it is gone
+            racks = await asyncio.to_thread(above.missing, GRACE_S / 2)
+        member.asker.send(answer | {"racks": racks})
 
     def _gone(self, job: Admission, rank: int, left: bool, why: str) -> None:
         """A rank is not there any more: the others are told, and where they cannot go on the job is over."""
@@ -305,7 +419,7 @@ class Control:
         if job.broken:
             self._end(
                 job,
-                f"{ranks_text(job.lost)} of job {job.name!r} {'is' if len(job.lost) == 1 else 'are'} lost: {why}",
+                f"{ranks_text(job.lost, job.noun)} of job {job.name!r} {'is' if len(job.lost) == 1 else 'are'} lost: {why}",
             )
         elif not job.members:
             self._end(job, "all ranks have left")
@@ -320,6 +434,8 @@ class Control:
             chunks = self._plane.stats(job.id).counts["completed"]
             self._plane.remove_job(job.id)
         well = job.id is not None and not job.members and not job.lost
+        if job.above:
+            self._part(job.above, "" if well else why)
         self._over.appendleft((now_s, EndedJob(job.name, why, well, 0.0, now_s - job.since_s, chunks)))
         for member in job.members.values():
             member.asker.dismiss(None if refusal else {"say": "ended", "why": why}, refusal=refusal)
@@ -351,8 +467,8 @@ class Control:
         )
 
 
-def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float]:
-    """What a rank asks for: terms, its number, its UDP address, and how long it will wait for the others."""
+def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float, int]:
+    """What a rank asks for: terms, its number, its UDP address, how long it will wait for the others, and how many it stands for."""
     try:
         terms = Terms.of(wish.get("terms"))
     except ConfigError as cause:
@@ -370,7 +486,15 @@ def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float]:
         raise Refusal(
             "terms", f"patience_s={patience_s!r:.20}: seconds to wait for the other ranks", config=True
         )
-    return terms, rank, (host, port), min(float(patience_s), MOST_PATIENCE_S)
+    ranks = wish.get("ranks", 1)
+    if type(ranks) is not int or not 1 <= ranks <= (MOST_COUNTED if terms.relayed else 1):
+        why = f"ranks={ranks!r:.20}: a rank stands for itself, an aggregator for 1 to {MOST_COUNTED}"
+        raise Refusal("terms", why, config=True)
+    return terms, rank, (host, port), min(float(patience_s), MOST_PATIENCE_S), ranks
+
+
+def _upstream(above: Membership | None) -> Upstream | None:
+    return Upstream(above.plane, above.job, above.rank, above.job_ranks) if above else None
 
 
 def _listening(address: Address) -> socket.socket:

@@ -20,6 +20,7 @@ REASON_HINTS = {
     "duplicate": "they came twice: ranks send again what they have no answer to",
     "early": "ranks asked for what there is before a quorum was in",
     "stale": "they came late, after their chunk was done with; or somebody replays them",
+    "late": "sums from the aggregator above came twice: this one had asked again",
     "short": _FOREIGN,
     "magic": "something else than tacit sends to this port",
     "layout": "their sender speaks another version of the layout; install the same tacit on all",
@@ -43,7 +44,7 @@ SOCKET_HINTS = {
     "`ethtool -K LINK tx-udp-segmentation off` on the ranks' virtual links",
     "unsent": "could not be sent to ranks: the kernel would not have them, or nothing has come from there yet",
 }
-ORDINARY = ("duplicate", "early", "stale")  # what loss on the way brings about
+ORDINARY = ("duplicate", "early", "stale", "late")  # what loss on the way brings about
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,15 @@ def rates(job: JobReading, earlier: Reading | None) -> Rates | None:
 
 
 def _job(job: JobReading, before: JobStats | None, now: Reading) -> Iterator[Finding]:
+    if job.stats is None and not job.absent:
+        yield _bad(
+            f"job {job.name!r} waits for the aggregator above, at {job.parent}, since {time_text(job.age_s)}: "
+            "`tacit aggregate status` there says which racks have not joined"
+        )
+        return
     if job.stats is None:
         yield _bad(
-            f"job {job.name!r} waits for {ranks_text(job.absent)} of {job.world} to join, since {time_text(job.age_s)}: "
+            f"job {job.name!r} waits for {ranks_text(job.absent, 'rack' if job.relayed else 'rank')} of {job.world} to join, since {time_text(job.age_s)}: "
             f"start them under the same name, or check that they reach TCP port {now.address[1]}"
         )
         return
@@ -105,6 +112,11 @@ def _running(job: JobReading, stats: JobStats, before: JobStats | None, now: Rea
     moves = stats.rates(before).chunks_per_s > 0 if before else False
     if stats.unfinished and not moves and (late := _late(stats, sure=before is not None)):
         return _bad(f"{name} waits for {_waited_for(job, stats, late, port)}")
+    if stats.above and before and not moves:
+        return _bad(
+            f"{name} waits for the aggregator above, at {job.parent}: {_count(stats.above, 'chunk')} with all ranks here, without "
+            "a sum from there; `tacit aggregate status` there says why"
+        )
     idle_s = min(rank.idle_s for rank in stats.ranks if rank.idle_s is not None)
     if not moves and idle_s > LATE_S:
         rest = f"{stats.unfinished} unfinished" if stats.unfinished else "none unfinished"

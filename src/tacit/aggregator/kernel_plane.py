@@ -50,7 +50,8 @@ class _Terms(ctypes.Structure):
         ("world", ctypes.c_uint8),
         ("quorum", ctypes.c_uint8),
         ("lanes", ctypes.c_uint8),
-        ("unused", ctypes.c_uint8 * 3),
+        ("relayed", ctypes.c_uint8),
+        ("unused", ctypes.c_uint8 * 2),
         ("table", ctypes.c_uint8 * 16),
     )
 
@@ -188,6 +189,10 @@ class KernelPlane:
         for other, *_ in self._jobs.values():
             if job.slots.start < other.slots.stop and other.slots.start < job.slots.stop:
                 raise ConfigError(f"slots={job.slots} meet those of job {other.id}, {other.slots}")
+        if job.upstream:
+            raise ConfigError(
+                "the kernel plane has no parent: start the aggregators of the racks with --plane user; above them, either will do"
+            )
         if job.result_nbytes > self._most_nbytes:
             raise ConfigError(
                 f"elements={job.elements}: {job.lanes.name} lanes of {job.result_nbytes} bytes, and this plane was opened for "
@@ -324,6 +329,7 @@ def _described(job: Job) -> _Job:
         job.world,
         job.needed,
         job.lanes,
+        job.relayed,
     )
     found.terms.table[:] = job.table
     width = 8 * job.lanes.dtype.itemsize

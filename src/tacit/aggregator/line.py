@@ -28,12 +28,14 @@ class RefusedError(Exception):
 class Line:
     """Open when built. `send` may be called from any thread, `receive` from one."""
 
-    def __init__(self, control: Address, secret: str, first: Message, timeout_s: float) -> None:
+    def __init__(
+        self, control: Address, secret: str, first: Message, timeout_s: float, own_host: str = ""
+    ) -> None:
         """Says `first`, with the proof that we know the secret. TransportError or ConfigError where nobody is there to hear it."""
         self.control = control
         self._buffer = bytearray()
         self._lock = threading.Lock()
-        self._socket = _connected(control, timeout_s)
+        self._socket = _connected(control, timeout_s, own_host)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         try:
@@ -126,10 +128,10 @@ class Line:
             raise ConnectionAbortedError("it does not talk like an aggregator") from cause
 
 
-def _connected(control: Address, timeout_s: float) -> socket.socket:
+def _connected(control: Address, timeout_s: float, own_host: str) -> socket.socket:
     text = address_text(control)
     try:
-        connection = socket.create_connection(control, timeout_s)
+        connection = socket.create_connection(control, timeout_s, *([(own_host, 0)] if own_host else []))
     except ConnectionRefusedError as cause:
         raise TransportError(
             f"no aggregator listens at {text}; start one there with `tacit aggregate`"

@@ -10,6 +10,7 @@ The connection is the lease: a thread says every second that we are here, and he
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -25,11 +26,15 @@ MOST_NAME = 200  # characters
 _AGAIN_S = 0.1  # until we ask again for what is taken now
 _GRACE_S = 2.0  # control's own word about who is missing comes a little after the time is over
 _PARTING_S = 0.5
+_LOOK_S = 0.1  # between two looks whether we are still wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all ranks of a job ask for alike. `slots` is a wish: the grant is a power of two, and may be smaller."""
+    """What all ranks of a job ask for alike. `slots` is a wish: the grant is a power of two, and may be smaller.
+
+    `relayed`: they are aggregators, each for the ranks below it.
+    """
 
     name: str
     world: int
@@ -38,6 +43,7 @@ class Terms:
     slots: int
     table: tuple[int, ...] = NO_TABLE
     quorum: int = 0
+    relayed: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= MOST_NAME or not self.name.isprintable():
@@ -52,7 +58,9 @@ class Terms:
 
     def granted(self, id: int, cookie: int, members: tuple[Address, ...], slots: range) -> Job:
         """The job that a plane gets to know."""
-        return Job(id, cookie, members, self.lanes, self.elements, slots, self.table, self.quorum)
+        return Job(
+            id, cookie, members, self.lanes, self.elements, slots, self.table, self.quorum, self.relayed
+        )
 
     def as_message(self) -> Message:
         return asdict(self)
@@ -62,11 +70,14 @@ class Terms:
         """The terms that a message holds; ConfigError for anything else."""
         try:
             numbers = [message[name] for name in ("world", "elements", "slots", "quorum")]
-            table = tuple(message["table"])
+            table, relayed = tuple(message["table"]), message.get("relayed", False)
             if not isinstance(message["name"], str) or not all(type(n) is int for n in (*numbers, *table)):
                 raise TypeError
+            if type(relayed) is not bool:
+                raise TypeError
             world, elements, slots, quorum = numbers
-            return Terms(message["name"], world, LaneType(message["lanes"]), elements, slots, table, quorum)
+            lanes = LaneType(message["lanes"])
+            return Terms(message["name"], world, lanes, elements, slots, table, quorum, relayed)
         except (KeyError, TypeError, ValueError) as cause:
             raise ConfigError(
                 "these are no terms of a job; install the same tacit on ranks and aggregator"
@@ -77,6 +88,10 @@ class Membership:
     """Held from when it is built until `leave`. All of it may be used from any thread.
 
     `job` is what was granted, `plane` where its packets go. Building it takes until all ranks have come, at most `timeout_s`.
+    `job_ranks` are in a whole sum, which are more than the job's if the aggregator has one above it.
+
+    An aggregator that joins for the `ranks` below it says where its plane is (`own_host`), may stop being `wanted` while it
+    waits, and is called (`changed`) from a thread of ours when there is news.
     """
 
     def __init__(
@@ -88,13 +103,20 @@ class Membership:
         own_port: int,
         *,
         timeout_s: float = 10.0,
+        own_host: str = "",
+        ranks: int = 1,
+        wanted: Callable[[], bool] | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 <= rank < terms.world:
             raise ConfigError(f"rank={rank}: the ranks of job {terms.name!r} are 0 to {terms.world - 1}")
         if not 1 <= own_port <= 65535:
             raise ConfigError(f"own_port={own_port}: bind the rank's UDP socket before it joins")
         self.terms, self.rank = terms, rank
-        self._line, grant = _join(control, secret, terms, rank, own_port, timeout_s)
+        wish = {"say": "join", "rank": rank, "port": own_port, "ranks": ranks, "terms": terms.as_message()}
+        self._line, grant = _join(control, secret, wish, timeout_s, own_host, wanted)
+        self._changed = changed
+        self.job_ranks: int = grant.get("ranks", terms.world)
         members = tuple((str(host), int(port)) for host, port in grant["members"])
         first, count = grant["slots"]
         self.job: Job = terms.granted(
@@ -107,6 +129,7 @@ class Membership:
         self._lost: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._missing: tuple[int, dict[int, int]] = (0, {})  # number of the question, and the answer
+        self._missing_racks: dict[int, int] = {}
         self._asked = 0
         self._news = threading.Condition()
         self._thread = threading.Thread(
@@ -149,13 +172,19 @@ class Membership:
             self._why or f"control at {self._where} did not say within {timeout_s:.3g} s who is missing"
         )
 
-    def leave(self) -> None:
-        """Says that we are done. Also to be called after the job ended; again does nothing."""
+    @property
+    def missing_racks(self) -> dict[int, int]:
+        """As of the last `missing`: chunks that all ranks here are in and that wait for ranks of other racks."""
+        return dict(self._missing_racks)
+
+    def leave(self, failure: str = "") -> None:
+        """Says that we are done, or (`failure`) why we cannot go on, and so nobody can. Also to be called after the job ended;
+        again does nothing."""
         with self._news:
             if not self._why:
                 self._why = f"rank {self.rank} has left job {self.terms.name!r}"
                 with contextlib.suppress(OSError):
-                    self._line.send({"say": "leave"})
+                    self._line.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
             self._news.notify_all()
         self._line.hang_up()
         if threading.current_thread() is not self._thread:
@@ -205,6 +234,7 @@ class Membership:
                     message["number"],
                     {int(rank): chunks for rank, chunks in message["ranks"].items()},
                 )
+                self._missing_racks = {int(rack): chunks for rack, chunks in message.get("racks", {}).items()}
             self._news.notify_all()
         if say == "ended":
             self._end(message["why"])
@@ -213,44 +243,56 @@ class Membership:
         with self._news:
             self._why = self._why or why
             self._news.notify_all()
+        self._changed()
 
 
 def _join(
-    control: Address, secret: str, terms: Terms, rank: int, own_port: int, timeout_s: float
+    control: Address,
+    secret: str,
+    wish: Message,
+    timeout_s: float,
+    own_host: str,
+    wanted: Callable[[], bool] | None,
 ) -> tuple[Line, Message]:
     """A connection on which control has granted the job; asks again while an earlier job of this name is still there."""
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = max(0.0, deadline - time.monotonic())
-        wish = {
-            "say": "join",
-            "rank": rank,
-            "port": own_port,
-            "patience_s": left_s,
-            "terms": terms.as_message(),
-        }
         try:
-            return _join_once(control, secret, wish, max(left_s, _AGAIN_S))
+            line = Line(control, secret, wish | {"patience_s": left_s}, max(left_s, _AGAIN_S), own_host)
+            return line, _granted(line, wish["terms"]["name"], max(left_s, _AGAIN_S), wanted)
         except RefusedError as refusal:
             if not refusal.again or time.monotonic() + _AGAIN_S > deadline:
                 raise refusal.error from None
         time.sleep(_AGAIN_S)
 
 
-def _join_once(control: Address, secret: str, wish: Message, timeout_s: float) -> tuple[Line, Message]:
-    line = Line(control, secret, wish, timeout_s)
+def _granted(line: Line, name: str, timeout_s: float, wanted: Callable[[], bool] | None) -> Message:
+    """What control grants once all have come; closes the line if it does not."""
     try:
-        grant = line.receive(timeout_s + _GRACE_S)
+        grant = _first_word(line, timeout_s + _GRACE_S, wanted)
         if grant is None:
             raise TransportError(
-                f"the aggregator at {address_text(control)} has not answered within {timeout_s:.3g} s; is it alive?"
+                f"the aggregator at {address_text(line.control)} has not answered within {timeout_s:.3g} s; is it alive?"
             )
         if grant.get("say") != "granted":
-            raise TransportError(f"job {wish['terms']['name']!r} was not granted: {grant.get('why')}")
-        return line, grant
+            raise TransportError(f"job {name!r} was not granted: {grant.get('why')}")
+        return grant
     except OSError as cause:
         line.close()
         line.lost(cause)
     except BaseException:
         line.close()
         raise
+
+
+def _first_word(line: Line, timeout_s: float, wanted: Callable[[], bool] | None) -> Message | None:
+    if wanted is None:
+        return line.receive(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not wanted():
+            raise TransportError("nobody waits for it any more")
+        if word := line.receive(min(left_s, _LOOK_S)):
+            return word
+    return None

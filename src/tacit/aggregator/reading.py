@@ -13,6 +13,7 @@ TAKEN = (
     "repeated",
     "echoed",
     "settled",
+    "answered",
 )  # the verdicts of packets that did what they came for
 EVENTS = ("completed", "saturated", "abandoned")
 
@@ -33,6 +34,8 @@ class JobReading:
     lost: tuple[int, ...]
     left: tuple[int, ...]
     stats: JobStats | None
+    relayed: bool = False  # its ranks are racks: aggregators
+    parent: str = ""  # the aggregator above, if its sums go up
 
     @property
     def absent(self) -> tuple[int, ...]:

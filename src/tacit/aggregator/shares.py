@@ -38,6 +38,11 @@ class Shares:
             count //= 2
         return None
 
+    def shorten(self, run: range, count: int) -> range:
+        """The first `count` of a run that was taken; the others are free again."""
+        self.taken[self.taken.index(run)] = run[:count]
+        return run[:count]
+
     def give_back(self, run: range) -> None:
         self.taken.remove(run)
 

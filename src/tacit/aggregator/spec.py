@@ -7,6 +7,9 @@
 A job owns S slots, each with two versions. Chunk k belongs in slot k mod S, version (k / S) mod 2. The first packet of a chunk
 writes its lanes, the next ones add theirs, each rank once; the last one calls up the result for all ranks, and a rank that
 asks again gets it alone. A rank sends chunk k + S when it has the result of chunk k. native/slot.h says the same in C.
+
+A plane may itself be a rank at another one, its parent. A cell whose ranks are all in is then full, not done: its sum goes up as
+data, and again with each duplicate. The parent's result replaces the sum, completes the cell and goes to all ranks.
 """
 
 from collections import Counter
@@ -34,6 +37,7 @@ from tacit.errors import ConfigError
 Address = tuple[str, int]  # IPv4 in dots, and a UDP port
 Answers = list[tuple[bytes, Address]]
 NO_TABLE = (0,) * 16
+MOST_COUNTED = 255  # ranks in a result: `world` has 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Job:
     """What control tells a plane. Built only if it is consistent; whether its slots are free, the plane says.
 
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
-    `quorum` ranks are in it; by default that is all of them.
+    `quorum` ranks are in it; by default that is all of them. `relayed`: its members are planes, and their data may say that a
+    lane met its limit below. `upstream`: its sums are added to those of other planes.
     """
 
     id: int
@@ -52,6 +57,8 @@ class Job:
     slots: range
     table: tuple[int, ...] = NO_TABLE
     quorum: int = 0
+    relayed: bool = False
+    upstream: "Upstream | None" = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.id < MOST_JOBS:
@@ -77,15 +84,22 @@ class Job:
             )
         if len(self.table) != 16 or not all(0 <= value <= 255 for value in self.table):
             raise ConfigError(f"table={self.table}: 16 values from 0 to 255; fill it up with zeros")
-        if self.lanes.indexed and self.world * max(self.table) > self.lanes.largest:
+        if self.lanes.indexed and self.ranks * max(self.table) > self.lanes.largest:
             raise ConfigError(
-                f"table up to {max(self.table)} from {self.world} ranks: {self.lanes.name} lanes hold {self.lanes.largest}; "
+                f"table up to {max(self.table)} from {self.ranks} ranks: {self.lanes.name} lanes hold {self.lanes.largest}; "
                 f"use wider lanes, a smaller granularity or fewer ranks a job"
             )
+        if self.upstream:
+            self.upstream.check(self)
 
     @property
     def world(self) -> int:
         return len(self.members)
+
+    @property
+    def ranks(self) -> int:
+        """In a whole sum: those of all planes under the same parent."""
+        return self.upstream.ranks if self.upstream else self.world
 
     @property
     def needed(self) -> int:
@@ -112,6 +126,38 @@ class Job:
         return Header(MAGIC, kind, chunk, *identity, place, len(payload)).bytes() + payload
 
 
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The job at the parent, this plane's rank in it, and how many ranks are in the parent's sums."""
+
+    parent: Address
+    job: Job
+    rank: int
+    ranks: int
+
+    def check(self, own: Job) -> None:
+        """ConfigError if `own` cannot be added up there."""
+        if own.quorum or self.job.quorum:
+            raise ConfigError(
+                f"quorum={own.quorum or self.job.quorum}: a job with a parent waits for all ranks; leave the quorum out"
+            )
+        if not 0 <= self.rank < self.job.world:
+            raise ConfigError(f"rank={self.rank} at the parent: its job has {self.job.world}")
+        if not own.world <= self.ranks <= MOST_COUNTED:
+            raise ConfigError(
+                f"ranks={self.ranks} in the parent's sums: not less than the {own.world} here, and at most {MOST_COUNTED}, "
+                f"which a result can count"
+            )
+        if (self.job.lanes, self.job.elements) != (own.lanes.above, own.elements):
+            raise ConfigError(
+                f"{self.job.elements} {self.job.lanes.name} lanes at the parent: sums here are {own.elements} of {own.lanes.above.name}"
+            )
+        if len(self.job.slots) < len(own.slots):
+            raise ConfigError(
+                f"slots={self.job.slots} at the parent: not less than the {len(own.slots)} here"
+            )
+
+
 @dataclass(slots=True)
 class Cell:
     """One version of one slot."""
@@ -119,11 +165,17 @@ class Cell:
     chunk: int | None = None  # never used
     seen: set[int] = field(default_factory=set)
     done: bool = False
+    full: bool = False  # all of ours are in, the parent's sum is not
     saturated: bool = False
     total: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def precedes(self, chunk: int) -> bool:
         return self.chunk is None or after(chunk, self.chunk)
+
+    def close(self, job: Job) -> None:
+        """Done or full, if all are in."""
+        whole = len(self.seen) == job.world
+        self.done, self.full = whole and not job.upstream, whole and job.upstream is not None
 
 
 class Plane:
@@ -144,6 +196,10 @@ class Plane:
         for other in self.jobs.values():
             if job.slots.start < other.slots.stop and other.slots.start < job.slots.stop:
                 raise ConfigError(f"slots={job.slots} meet those of job {other.id}, {other.slots}")
+            if job.upstream and other.upstream and job.upstream.job.id == other.upstream.job.id:
+                raise ConfigError(
+                    f"job={job.upstream.job.id} of the parent is that of job {other.id} already"
+                )
         self.jobs[job.id] = job
         self.cells[job.id] = [Cell() for _ in range(2 * len(job.slots))]
         self.job_counts[job.id] = Counter()
@@ -162,6 +218,10 @@ class Plane:
             return "short", []
         header, payload = Header.of(packet), packet[HEADER.size :]
         if fault := _packet_fault(header, len(payload)):
+            if fault == "kind" and header.kind == Kind.RESULT and (below := self._below(header.job)):
+                verdict, answers = self._judge_result(below, header, payload, source)
+                self.job_counts[below.id][verdict] += 1
+                return verdict, answers
             return fault, []
         if (job := self.jobs.get(header.job)) is None:
             return "job", [(_reply(header, Kind.UNKNOWN), source)]
@@ -181,6 +241,8 @@ class Plane:
             verdict = self._take(job, cell, header, payload)
         else:
             verdict = _settle(job, cell, header)
+        if job.upstream and cell.full and verdict in ("wrote", "added", "duplicate"):
+            return verdict, [(_upward(job, job.upstream, cell), job.upstream.parent)]
         completed = verdict == "settled" or (verdict in ("wrote", "added") and cell.done)
         if completed:
             self._event(job, "completed")
@@ -189,13 +251,33 @@ class Plane:
             return verdict, [(_result(job, cell, header), source)]
         return verdict, [(_reply(header, Kind.STALE), source)] if verdict == "stale" else []
 
+    def _below(self, id: int) -> Job | None:
+        """The job that is number `id` at its parent."""
+        return next((job for job in self.jobs.values() if job.upstream and job.upstream.job.id == id), None)
+
+    def _judge_result(self, job: Job, header: Header, payload: bytes, source: Address) -> tuple[str, Answers]:
+        """From the parent, says its header. What is wrong is not answered: two planes must not talk for ever."""
+        assert job.upstream
+        if fault := _result_fault(job, job.upstream, header, source):
+            return fault, []
+        cell = self.cells[job.id][header.chunk % (2 * len(job.slots))]
+        if not cell.full or cell.chunk != header.chunk:
+            return "late", []
+        cell.full, cell.done = False, True
+        cell.saturated = cell.saturated or bool(header.lanes & SATURATED)
+        cell.total = np.frombuffer(payload, job.lanes.dtype).astype(np.int64)
+        self._event(job, "completed")
+        down = header._replace(cookie=job.cookie, job=job.id, rank=0, place=job.place(header.chunk))
+        return "answered", [(_result(job, cell, down), member) for member in job.members]
+
     def _take(self, job: Job, cell: Cell, header: Header, payload: bytes) -> str:
         lanes = _lanes(job, payload)
         if cell.precedes(header.chunk):
             if cell.seen and not cell.done:
                 self._event(job, "abandoned")
-            cell.chunk, cell.seen, cell.done = header.chunk, {header.rank}, job.world == 1
-            cell.saturated, cell.total = False, lanes
+            cell.chunk, cell.seen = header.chunk, {header.rank}
+            cell.saturated, cell.total = bool(header.lanes & SATURATED), lanes
+            cell.close(job)
             return "wrote"
         if header.chunk != cell.chunk:
             return "stale"
@@ -207,8 +289,9 @@ class Plane:
         if over:
             cell.saturated = True
             self._event(job, "saturated")
+        cell.saturated = cell.saturated or bool(header.lanes & SATURATED)  # at a plane below
         cell.seen.add(header.rank)
-        cell.done = len(cell.seen) == job.world
+        cell.close(job)
         return "added"
 
     def _event(self, job: Job, name: str) -> None:
@@ -236,7 +319,8 @@ def _member_fault(job: Job, header: Header, source: Address) -> str:
         return "rank"
     if source != job.members[header.rank]:
         return "source"
-    if header.lanes != job.lanes:
+    flags = SATURATED if job.relayed and header.kind == Kind.DATA else 0
+    if header.lanes & ~flags != job.lanes:
         return "lanes"
     if header.nbytes != (job.data_nbytes if header.kind == Kind.DATA else 0):
         return "length"
@@ -247,6 +331,21 @@ def _member_fault(job: Job, header: Header, source: Address) -> str:
     return "" if header.place == job.place(header.chunk) else "place"
 
 
+def _result_fault(job: Job, upstream: Upstream, header: Header, source: Address) -> str:
+    """Why a result for a job of the parent is refused."""
+    refused = {
+        "cookie": header.cookie != upstream.job.cookie,
+        "source": source != upstream.parent,
+        "world": header.world != upstream.job.world,
+        "rank": header.rank >= upstream.job.world,
+        "lanes": header.lanes & ~SATURATED != upstream.job.lanes,
+        "length": header.nbytes != job.result_nbytes,
+        "slot": header.slot not in upstream.job.slots,
+        "place": header.place != upstream.job.place(header.chunk),
+    }
+    return next((reason for reason, holds in refused.items() if holds), "")
+
+
 def _settle(job: Job, cell: Cell, header: Header) -> str:
     if cell.precedes(header.chunk):
         return "early"
@@ -254,7 +353,7 @@ def _settle(job: Job, cell: Cell, header: Header) -> str:
         return "stale"
     if cell.done:
         return "repeated"
-    if len(cell.seen) < job.needed:
+    if len(cell.seen) < job.needed or job.upstream:
         return "early"
     cell.done = True
     return "settled"
@@ -275,9 +374,19 @@ def _add(lanes: LaneType, total: NDArray[np.int64], own: NDArray[np.int64]) -> t
     return held, bool((held != exact).any())
 
 
+def _upward(job: Job, upstream: Upstream, cell: Cell) -> bytes:
+    """The sum of a full cell, on its way to the parent."""
+    assert cell.chunk is not None
+    payload = cell.total.astype(job.lanes.dtype).tobytes()
+    packet = upstream.job.packet(Kind.DATA, cell.chunk, upstream.rank, payload)
+    header = Header.of(packet)
+    return header._replace(lanes=header.lanes | (SATURATED if cell.saturated else 0)).bytes() + payload
+
+
 def _result(job: Job, cell: Cell, header: Header) -> bytes:
     lanes = job.lanes | (SATURATED if cell.saturated else 0)
-    header = header._replace(kind=Kind.RESULT, world=len(cell.seen), lanes=lanes, nbytes=job.result_nbytes)
+    world = job.ranks if job.upstream else len(cell.seen)
+    header = header._replace(kind=Kind.RESULT, world=world, lanes=lanes, nbytes=job.result_nbytes)
     return header.bytes() + cell.total.astype(job.lanes.dtype).tobytes()
 
 

@@ -22,6 +22,7 @@ class JobStats:
     answered_nbytes: int
     unfinished: int  # chunks that wait for somebody
     ranks: tuple[RankStats, ...]
+    above: int = 0  # of the unfinished, those that have all ranks and wait for the parent
 
     @property
     def waiting_for(self) -> tuple[int, ...]:

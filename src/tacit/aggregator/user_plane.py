@@ -17,6 +17,9 @@ _BUFFER_NBYTES = (
 )  # 3,500 full packets of 1500 bytes as the kernel counts them; it grants half if we are not root
 
 
+_Above = tuple[Address, int, int, int, int, int, int, int]
+
+
 class UserPlane:
     """Serves from when it is built until it is closed; every method may be called from any thread meanwhile.
 
@@ -60,6 +63,8 @@ class UserPlane:
                 len(job.slots),
                 job.needed,
                 bytes(job.table),
+                job.relayed,
+                upstream_of(job),
             )
         except ValueError as cause:
             raise ConfigError(str(cause)) from cause
@@ -105,3 +110,11 @@ class UserPlane:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def upstream_of(job: Job) -> _Above | None:
+    """The job's upstream, as the C++ core has it."""
+    if (up := job.upstream) is None:
+        return None
+    first, slots = up.job.slots.start, len(up.job.slots)
+    return (up.parent, up.job.id, up.job.cookie, up.job.world, up.rank, first, slots, up.ranks)

@@ -57,6 +57,11 @@ class LaneType(IntEnum):
         return self in (LaneType.TABLE_U8, LaneType.TABLE_U16)
 
     @property
+    def above(self) -> "LaneType":
+        """What sums of it are to another plane: indices were looked up."""
+        return {LaneType.TABLE_U8: LaneType.U8, LaneType.TABLE_U16: LaneType.U16}.get(self, self)
+
+    @property
     def largest(self) -> int:
         return int(np.iinfo(self.dtype).max)
 

@@ -271,7 +271,10 @@ def _place() -> tuple[int, int]:
 
 
 def _store(rank: int, world: int) -> Any:
-    """A store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment."""
+    """A store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment.
+
+    A process's first attachment meets the others' first, and so on: a rank that comes back must attach in the same order.
+    """
     made: Any
     c10d: Any = dist  # it does not name its stores for type checkers
     if "TACIT_STORE" in os.environ:
@@ -287,7 +290,7 @@ def _store(rank: int, world: int) -> Any:
             host, int(port), is_master=hosted, timeout=timedelta(seconds=_START_S), wait_for_workers=False
         )
     _STORES.append(made)  # rank 0's serves the others for as long as the process lives
-    return c10d.PrefixStore("tacit/gossip", made)
+    return c10d.PrefixStore(f"tacit/gossip/{len(_STORES)}", made)
 
 
 _STORES: list[Any] = []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tacit.aggregator.control import AnyPlane, Control
+    from tacit.aggregator.parent import Parent
     from tacit.aggregator.reading import Reading
     from tacit.aggregator.spec import Address
 
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         "control by TCP, on the same port. The secret that ranks must know comes from "
         f"--key-file or {SECRET}; without one it serves this machine only.",
         epilog=f"examples:\n  {SECRET}=... tacit aggregate --listen 0.0.0.0:4800 --metrics :9100\n"
-        "  tacit aggregate --listen 127.0.0.1:4800\n  tacit aggregate status --at 10.0.0.1:4800 --watch",
+        "  tacit aggregate --listen 127.0.0.1:4800\n  tacit aggregate --listen 0.0.0.0:4800 --parent 10.0.0.1:4800 --rack 0/2\n  tacit aggregate status --at 10.0.0.1:4800 --watch",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -59,6 +60,14 @@ def add_parser(subparsers: Any) -> None:
         "--control",
         metavar="HOST:PORT",
         help="where control comes in, if not there: a switch's plane may have an address that is no host's",
+    )
+    parser.add_argument(
+        "--parent",
+        metavar="HOST:PORT",
+        help="another aggregator, which adds the sums of this one to those of other racks; it must know the same secret",
+    )
+    parser.add_argument(
+        "--rack", metavar="N/OF", help="with --parent: which rack this is, such as 0/2 and 1/2 for two"
     )
     parser.add_argument(
         "--slots",
@@ -138,13 +147,13 @@ def _serve(args: argparse.Namespace) -> int:
     metrics = parse_address(args.metrics, host=EVERYWHERE) if args.metrics else None
     lease_s = parse_time(args.lease)
     keys = _keys(args.key_file) or _no_keys(listen, control_at or listen)
+    parent = _parent(args)
     signal.signal(signal.SIGTERM, _stop)
     _allow_files()
     with closing(_plane(args, listen)) as plane:
         at = control_at or (listen[0], plane.address[1])
-        with Control(
-            plane, at, keys, kind=args.plane, jobs=args.jobs, lease_s=lease_s, metrics=metrics, tell=_tell
-        ) as control:
+        options = {"kind": args.plane, "jobs": args.jobs, "lease_s": lease_s, "metrics": metrics}
+        with Control(plane, at, keys, **options, parent=parent, tell=_tell) as control:
             try:
                 _announce(args, control)
                 while True:
@@ -158,6 +167,27 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _stop(number: int, frame: object) -> Never:
     raise _Stopped
+
+
+def _parent(args: argparse.Namespace) -> Parent | None:
+    """The aggregator above, and our number there."""
+    if not args.parent and not args.rack:
+        return None
+    if not args.parent or not args.rack:
+        raise ConfigError(
+            "--parent and --rack go together: where the aggregator above is, and which rack this is, such as 0/2"
+        )
+    if args.plane != "user":
+        raise ConfigError(
+            "--parent is for --plane user; the kernel plane can be above such aggregators, not below"
+        )
+    from tacit.aggregator.addresses import PORT, parse_address
+    from tacit.aggregator.parent import Parent
+
+    rack, _, racks = args.rack.partition("/")
+    if not rack.isdecimal() or not racks.isdecimal():
+        raise ConfigError(f"--rack {args.rack}: a number from 0 on and how many there are, such as 0/2")
+    return Parent(parse_address(args.parent, port=PORT), int(rack), int(racks))
 
 
 def _plane(args: argparse.Namespace, listen: Address) -> AnyPlane:
@@ -192,6 +222,7 @@ def _announce(args: argparse.Namespace, control: Control) -> None:
         "slots": now.slots,
         "share": now.share,
     }
+    told["parent"] = f"{args.parent}, rack {args.rack}" if args.parent else None
     told["metrics"] = (
         f"http://{address_text(control.metrics_address)}/metrics" if control.metrics_address else None
     )
@@ -199,8 +230,9 @@ def _announce(args: argparse.Namespace, control: Control) -> None:
         print(json.dumps(told), flush=True)
         return
     metrics = f", metrics at {told['metrics']}" if told["metrics"] else ""
+    above = f", below {told['parent']}" if told["parent"] else ""
     print(
-        f"the {args.plane} plane serves at {told['listen']} (UDP packets, TCP control){metrics}: "
+        f"the {args.plane} plane serves at {told['listen']} (UDP packets, TCP control){metrics}{above}: "
         f"{now.slots} slots, up to {now.share} a job; Ctrl-C ends it",
         flush=True,
     )

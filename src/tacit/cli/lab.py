@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tacit.lab.session import Outcome, Tell
     from tacit.records import Record
 
-FIGURES = ("limits", "timing", "accuracy", "replay_check")
+FIGURES = ("limits", "timing", "accuracy", "replay_check", "rounds")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -193,6 +193,39 @@ def show(outcome: Outcome) -> None:
             sent = size_text(r["sent_nbytes_a_step"])
             row = (r["configuration"], time_text(r["step_p50_s"]), f"{r['speedup']:.2f}", sent)
             table.add_row(str(r["job"]), rate(r), *row)
+        console.print(table)
+    rounds = [record for record in outcome.records if record["kind"] == "rounds"]
+    if rounds:
+        table = Table(
+            "job",
+            "rate",
+            "strategy",
+            "seed",
+            rounds[0]["metric"],
+            "sent",
+            "against baseline",
+            "took",
+            "against",
+            "talking",
+        )
+        first = {(r["job"], r["rate_bps"], r["seed"]): r for r in rounds if r["baseline"]}
+        for r in rounds:
+            base, bytes_key = (
+                first[r["job"], r["rate_bps"], r["seed"]],
+                "interface_nbytes" if r["interface_nbytes"] else "sent_nbytes",
+            )
+            less = f"{100 * r[bytes_key] / base[bytes_key]:.1f} %" if base[bytes_key] else "-"
+            cells = (
+                str(r["seed"]),
+                f"{r['final']:.4f}",
+                size_text(r[bytes_key]),
+                less,
+                time_text(r["seconds"]),
+            )
+            table.add_row(
+                str(r["job"]), rate(r), r["configuration"], *cells, f"{100 * r['seconds'] / base['seconds']:.0f} %",
+                f"{100 * r['communicating']:.0f} %",
+            )  # fmt: skip
         console.print(table)
     for sentence in outcome.refused:
         console.print(f"refused: {sentence}", markup=False, style="red")

@@ -40,6 +40,7 @@ TASKS = {
             "bytes", "byte-level transformer on Python's own source text", "validation loss", False, 100
         ),
         TaskFacts("fashion", "CNN on Fashion-MNIST", "test accuracy", True, 1400),
+        TaskFacts("fashion_mlp", "MLP on Fashion-MNIST", "test accuracy", True, 1400),
     )
 }
 

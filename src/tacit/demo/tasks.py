@@ -7,7 +7,7 @@ import hashlib
 import struct
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -91,6 +91,11 @@ def source_bytes() -> Task:
     )
 
 
+def fashion_mlp() -> Task:
+    """The same pictures for an MLP of 109,386 parameters."""
+    return replace(fashion(), model=_flat_mlp)
+
+
 def fashion() -> Task:
     """60,000 pictures of clothes, 10,000 held out; a CNN of 225 k parameters; test accuracy."""
     train_x, train_y = idx("train-images-idx3-ubyte"), idx("train-labels-idx1-ubyte")
@@ -129,7 +134,12 @@ def idx(name: str, folder: Path = Path(FASHION_MNIST)) -> Tensor:
     return torch.frombuffer(bytearray(raw[4 + 4 * raw[3] :]), dtype=torch.uint8).view(shape)
 
 
-BUILDERS: dict[str, Callable[[], Task]] = {"digits": digits, "bytes": source_bytes, "fashion": fashion}
+BUILDERS: dict[str, Callable[[], Task]] = {
+    "digits": digits,
+    "bytes": source_bytes,
+    "fashion": fashion,
+    "fashion_mlp": fashion_mlp,
+}
 
 
 def stdlib_text() -> bytes:
@@ -150,6 +160,11 @@ def _windows(text: Tensor, starts: Tensor) -> Batch:
 
 def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def _flat_mlp() -> nn.Module:
+    layers = (nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def _cnn() -> nn.Module:

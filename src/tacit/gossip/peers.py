@@ -34,11 +34,12 @@ from tacit.gossip.island import Doubt, Island
 from tacit.gossip.meeting import Outcome, answer_pair, speak
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
-from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum
+from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
 
 _HEARD_S = 60.0  # a connection on which nobody says anything is closed
 _KEPT = 64  # outcomes of own calls that a peer may still ask for
-_OTHERS = 3  # peers that are tried when one is busy
+_TRIES = 8  # while peers are busy
+_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Peers:
     @property
     def patience_s(self) -> float:
         """The longest that a call may take, as things stand."""
-        return max((pace.patience_s for pace in self._paces.values()), default=FIRST_S) * (_OTHERS + 1)
+        return max((pace.patience_s for pace in self._paces.values()), default=FIRST_S) + _TRIES * _WAIT_S
 
     def close(self) -> None:
         self._closed.set()
@@ -137,21 +138,26 @@ class Peers:
                     self._idle.set()
 
     def _call_one(self, why: str) -> Met:
-        """Calls one peer after another until one has time."""
-        tried: set[int] = set()
-        last = Met(None, why, "nobody to call")
-        for _ in range(_OTHERS):
+        """Calls one peer after another until one has time. Being called meanwhile is as good.
+
+        Who finds a peer busy waits a little before the next call, each for another time: ranks that all call at the same time
+        would find everybody calling.
+        """
+        last, met = Met(None, why, "nobody to call"), self._island.met
+        for attempt in range(_TRIES):
             now, members = time.monotonic(), self._members()
-            live = [r for r in members if r not in tried and self._paces[r].retry_at <= now]
-            peer = self._who.partner(
-                self._rank, self._world, next(self._number), [*live, self._rank], self._seed
-            )
+            live = [r for r in members if self._paces[r].retry_at <= now]
+            number = next(self._number)
+            peer = self._who.partner(self._rank, self._world, number, [*live, self._rank], self._seed)
             if peer is None or self._closed.is_set():
                 return last
-            tried.add(peer)
             last = self._call(peer, members[peer], why)
             if last.outcome != "busy":
                 return last
+            share = seed_of(self._seed, self._rank, number, "wait") % 1000 / 1000
+            self._closed.wait(share * (1 + attempt) * min(_WAIT_S, self._paces[peer].mean_s or _WAIT_S))
+            if self._island.met != met:
+                return Met(None, why, "was called")
         return last
 
     def _call(self, peer: int, address: Address, why: str) -> Met:

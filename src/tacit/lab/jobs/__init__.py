@@ -54,6 +54,7 @@ KINDS = {
     "limits": Kind("tacit.lab.jobs.limits:Limits", "tacit.lab.jobs.limits"),
     "replay": Kind("tacit.lab.jobs.orders:Replay", "tacit.lab.jobs.replay"),
     "train": Kind("tacit.lab.jobs.orders:Train", "tacit.lab.jobs.train"),
+    "rounds": Kind("tacit.lab.jobs.orders:Rounds", "tacit.lab.jobs.rounds"),
 }
 
 

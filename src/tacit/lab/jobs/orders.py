@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tacit.demo.facts import TASKS
 from tacit.errors import ConfigError, did_you_mean
@@ -25,6 +25,7 @@ from tacit.units import parse_size, size_text
 if TYPE_CHECKING:
     from tacit.sim.workloads import Workload
 
+_T = TypeVar("_T")
 PEERS = ("fp32", "fp16", "bf16", "powersgd(rank=4)")
 _TUNE_NBYTES = (1 << 20, 5 << 20, 25 << 20)  # 25 MiB is DDP's own
 
@@ -52,17 +53,7 @@ class Order:
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
         """The order in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
-        kinds = {f.name.removesuffix("_nbytes"): f for f in dataclasses.fields(cls)}
-        given: dict[str, Any] = {}
-        for key, value in table.items():
-            if key not in kinds:
-                hint = did_you_mean(key, kinds)
-                raise ConfigError(f"{where}: unknown key {key!r}; {hint}known are {', '.join(kinds)}")
-            given[kinds[key].name] = _value(value, kinds[key], f"{where}: {key}")
-        missing = [name for name, f in kinds.items() if _required(f) and f.name not in given]
-        if missing:
-            raise ConfigError(f"{where}: {missing[0]} is missing; add a line {missing[0]} = ...")
-        order = cls(**given)
+        order = read_fields(cls, table, where)
         order.check(where)
         return order
 
@@ -162,6 +153,38 @@ class Train(Order):
             raise ConfigError(f"{where}: seeds is empty; name one or more, for example [0, 1, 2]")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """A task of the demo, trained to the end under each of `strategies`, one after the other; the first is the baseline."""
+
+    job: str = ""
+    task: str
+    strategies: tuple[str, ...]
+    train_steps: int = 1000
+    seeds: tuple[int, ...] = (0,)
+    timed = True
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
+        """The order in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
+        order = read_fields(cls, table, where)
+        if order.task not in TASKS:
+            raise ConfigError(f"{where}: there is no task {order.task!r}; choose from {', '.join(TASKS)}")
+        if not order.strategies or order.train_steps < 1 or not order.seeds:
+            raise ConfigError(f"{where}: name one strategy and one seed or more, and 1 or more train_steps")
+        return order
+
+    def check_names(self) -> None:
+        """Parses every strategy, which takes torch a second or two to load."""
+        from tacit.strategy import Strategy
+
+        for text in self.strategies:
+            Strategy.parse(text)
+
+    def as_table(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
 REPLAY_TOLERANCE = 0.05
 
 
@@ -195,6 +218,21 @@ def steps_to(
             return before[0] + (step - before[0]) * (target - before[1]) / (value - before[1])
         before = step, value
     return None
+
+
+def read_fields(cls: type[_T], table: Mapping[str, Any], where: str) -> _T:
+    """A dataclass from a table whose keys are its fields; unknown, missing and mistyped ones are one sentence."""
+    kinds = {f.name.removesuffix("_nbytes"): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in kinds:
+            hint = did_you_mean(key, kinds)
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}known are {', '.join(kinds)}")
+        given[kinds[key].name] = _value(value, kinds[key], f"{where}: {key}")
+    missing = [name for name, f in kinds.items() if _required(f) and f.name not in given]
+    if missing:
+        raise ConfigError(f"{where}: {missing[0]} is missing; add a line {missing[0]} = ...")
+    return cls(**given)
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:
