@@ -1,8 +1,8 @@
 // Mutated packets through the user-space plane, under ASan and UBSan: fuzz/run [packets] [seed].
 //
-// Ranks of some jobs send what they should; most packets are then spoiled, cut, stretched, replayed or sent
-// from elsewhere. Each lies at the very end of its memory, so that a byte read too far is caught. Jobs of all
-// lane types and sizes come and go. The same seed gives the same packets.
+// Ranks of some jobs, and parents of some, send what they should; most packets are then spoiled, cut,
+// stretched, replayed or sent from elsewhere. Each lies at the very end of its memory, so that a byte read
+// too far is caught. Jobs of all lane types and sizes come and go. The same seed gives the same packets.
 #include "../native/plane.h"
 
 #include <algorithm>
@@ -51,6 +51,21 @@ struct Playing {
     tacit_address member(size_t rank) const { return job.members[rank % job.members.size()]; }
 };
 
+// Parents have numbers of their own: here each is another job's.
+void add_upstream(Random& random, size_t index, Job& job) {
+    job.terms.upward = 1;
+    job.terms.quorum = uint8_t(job.members.size());
+    const uint32_t slots = uint32_t(job.terms.slots) << random.below(2);
+    job.above = {random.next(),
+                 {uint32_t(0x0a630001 + index), 4800, 0},
+                 __u16(random.below(TACIT_MOST_SLOTS - slots)),
+                 __u16(slots),
+                 uint8_t(job_ids[(index + 1) % std::size(job_ids)]),
+                 uint8_t(1 + random.below(TACIT_MOST_RANKS)),
+                 0,
+                 uint8_t(job.members.size())};
+}
+
 Playing some_job(Random& random, size_t index) {
     Playing playing{{}, random.one_in(2) ? uint32_t(-int(random.below(64))) : uint32_t(random.next())};
     Job& job = playing.job;
@@ -70,6 +85,11 @@ Playing some_job(Random& random, size_t index) {
         entry = uint8_t(random.below(terms.lanes == 4 ? 256u / unsigned(world) : 256u));
     for (int rank = 0; rank < world; ++rank)
         job.members.push_back({uint32_t(0x0a000001 + 256 * index + unsigned(rank)), __u16(4000 + rank), 0});
+    if (index > 1 && random.one_in(4)) {
+        terms.below = uint8_t(world + int(random.below(uint64_t(256 - world))));
+        terms.quorum = uint8_t(world);
+    }
+    if (index == 0 || (index > 1 && random.one_in(3))) add_upstream(random, index, job);
     return playing;
 }
 
@@ -97,8 +117,17 @@ void good_packet(Random& random, Playing& playing, const std::vector<uint8_t>& n
     header.place = __u16(tacit_place_of(&terms, header.chunk));
     header.nbytes =
         header.kind == TACIT_KIND_DATA ? __u16(terms.elements * tacit_bits_up(terms.lanes) / 8) : __u16(0);
-    packet.bytes.resize(sizeof header + header.nbytes);
     packet.from = playing.member(header.rank);
+    if (terms.upward && random.one_in(1 + world)) {  // or what the parent should
+        tacit_job above = terms;
+        above.result_nbytes = __u16(terms.elements * tacit_bits_down(terms.lanes) / 8);
+        const tacit_cell cell{};
+        tacit_make_upward(&header, &above, &job.above, &cell);
+        header.kind = TACIT_KIND_RESULT;
+        header.world = job.above.ranks;
+        packet.from = job.above.parent;
+    }
+    packet.bytes.resize(sizeof header + header.nbytes);
     std::memcpy(packet.bytes.data(), &header, sizeof header);
     std::memcpy(packet.bytes.data() + sizeof header,
                 noise.data() + random.below(noise.size() - header.nbytes), header.nbytes);
@@ -200,14 +229,19 @@ void spoil(Random& random, Packet& packet, const std::vector<Playing>& jobs) {
     std::exit(1);
 }
 
-// Whether an answer may go there: to a rank of the job that the packet names, or back where it came from.
+// Whether an answer may go there: to a rank or the parent of the job that the packet names, or back where it
+// came from.
 bool may_go(const Answer& answer, const Packet& packet, const std::vector<Playing>& jobs) {
     const auto same = [&](tacit_address to) { return to.ip == answer.to.ip && to.port == answer.to.port; };
     if (answer.packet.size() == sizeof(tacit_header)) return same(packet.from);
-    for (const auto& playing : jobs)
-        if (playing.job.id == packet.bytes[offsetof(tacit_header, job)])
-            for (const auto& member : playing.job.members)
-                if (same(member)) return true;
+    const bool from_above = packet.bytes[offsetof(tacit_header, kind)] == TACIT_KIND_RESULT;
+    for (const auto& [job, chunk] : jobs) {
+        if (from_above && !job.terms.upward) continue;
+        if ((from_above ? job.above.job : job.id) != packet.bytes[offsetof(tacit_header, job)]) continue;
+        if (!from_above && job.terms.upward && same(job.above.parent)) return true;
+        for (const auto& member : job.members)
+            if (same(member)) return true;
+    }
     return false;
 }
 

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -71,6 +73,7 @@ nb::dict stats_to_python(const JobStats& stats) {
     found["received_nbytes"] = stats.received_nbytes;
     found["answered_nbytes"] = stats.answered_nbytes;
     found["unfinished"] = stats.unfinished;
+    found["above"] = stats.above;
     found["ranks"] = ranks;
     return found;
 }
@@ -103,11 +106,31 @@ Job make_job(std::int64_t id, std::uint64_t cookie, const std::vector<Address>& 
     return job;
 }
 
+// parent, job, cookie, world, rank, first_slot, slots, ranks
+using Upstream = std::tuple<Address, std::int64_t, std::uint64_t, std::int64_t, std::int64_t, std::int64_t,
+                            std::int64_t, std::int64_t>;
+
+tacit_upstream from_python(const Upstream& upstream) {
+    const auto& [parent, job, cookie, world, rank, first_slot, slots, ranks] = upstream;
+    return {cookie,
+            from_python(parent),
+            narrow<std::uint16_t>("first_slot", first_slot),
+            narrow<std::uint16_t>("slots", slots),
+            narrow<std::uint8_t>("job", job),
+            narrow<std::uint8_t>("world", world),
+            narrow<std::uint8_t>("rank", rank),
+            narrow<std::uint8_t>("ranks", ranks)};
+}
+
 template <class SomePlane>
 void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
              std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
-             std::int64_t quorum, nb::bytes table) {
-    const Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
+             std::int64_t quorum, nb::bytes table, std::int64_t below,
+             const std::optional<Upstream>& upstream) {
+    Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
+    job.terms.below = narrow<std::uint8_t>("below", below);
+    job.terms.upward = upstream.has_value();
+    if (upstream) job.above = from_python(*upstream);
     nb::gil_scoped_release unlocked;
     plane.add_job(job);
 }
@@ -291,7 +314,7 @@ template <class SomePlane, class Class>
 void define_common(Class& plane) {
     plane
         .def("add_job", &add_job<SomePlane>, "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a,
-             "first_slot"_a, "slots"_a, "quorum"_a, "table"_a,
+             "first_slot"_a, "slots"_a, "quorum"_a, "table"_a, "below"_a = 0, "upstream"_a = nb::none(),
              "Packets of the job are summed from now on; ValueError if it contradicts itself or another job.")
         .def("remove_job", &SomePlane::remove_job, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Forgets the job and its sums; its packets are answered with 'unknown'.")

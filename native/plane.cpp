@@ -97,7 +97,9 @@ struct Plane::Active {
         std::atomic<uint64_t> packets = 0, last_ns = 0;
     };
 
+    uint8_t id;
     tacit_job terms;
+    tacit_upstream above;
     std::vector<Rank> ranks;
     std::vector<Cell> cells;
     size_t stride;  // bytes from the lanes of one cell to those of the next
@@ -106,7 +108,9 @@ struct Plane::Active {
     std::atomic<uint64_t> received_nbytes = 0, answered_nbytes = 0;
 
     explicit Active(const Job& job)
-        : terms(job.terms),
+        : id(job.id),
+          terms(job.terms),
+          above(job.above),
           ranks(job.members.size()),
           cells(2 * size_t(terms.slots)),
           stride(round_up(terms.result_nbytes)),
@@ -121,6 +125,10 @@ struct Plane::Active {
     void answer(std::span<const uint8_t> packet, tacit_address to, Outbox& out) {
         out.add(packet, to);
         count(answered_nbytes, packet.size());
+    }
+
+    void answer_all(std::span<const uint8_t> packet, Outbox& out) {
+        for (const auto& rank : ranks) answer(packet, rank.address, out);
     }
 };
 
@@ -174,12 +182,37 @@ Plane::Plane(size_t slots) : slots_(slots), kernels_(new Kernels(Kernels::chosen
 
 Plane::~Plane() = default;
 
+namespace {
+
+void check_upstream(const Job& job) {
+    const tacit_job& terms = job.terms;
+    const tacit_upstream& above = job.above;
+    if (terms.quorum != job.members.size())
+        refuse("quorum=", int(terms.quorum), ": a job with a parent waits for all of its ",
+               job.members.size(), " ranks");
+    if (above.world < 1 || above.world > TACIT_MOST_RANKS || above.rank >= above.world)
+        refuse("rank ", int(above.rank), " of ", int(above.world), " at the parent: a slot knows 1 to ",
+               int(TACIT_MOST_RANKS), " ranks");
+    if (!std::has_single_bit(above.slots) || above.slots < terms.slots ||
+        size_t(above.first_slot) + above.slots > TACIT_MOST_SLOTS)
+        refuse("slots=", above.slots, " at the parent: a power of two, and not less than the ", terms.slots,
+               " here");
+    if (above.ranks < job.members.size())
+        refuse("ranks=", int(above.ranks), " in the parent's sum: not less than the ", job.members.size(),
+               " here");
+}
+
+}  // namespace
+
 void Plane::add_job(const Job& job) {
     const tacit_job& terms = job.terms;
     const size_t world = job.members.size(), first = terms.first_slot, end = first + terms.slots;
     if (jobs_[job.id]) refuse("job=", int(job.id), " is there already; remove it first");
     if (world < 1 || world > TACIT_MOST_RANKS)
         refuse("a job of ", world, " members: a slot knows 1 to ", int(TACIT_MOST_RANKS), " ranks");
+    if (terms.below && (terms.below < world || terms.quorum != world))
+        refuse("ranks=", int(terms.below), " below ", world, " planes, quorum=", int(terms.quorum),
+               ": not less ranks than planes, and all planes are waited for");
     if (terms.quorum < 1 || terms.quorum > world)
         refuse("quorum=", int(terms.quorum), ": from 1 to the ", world, " ranks of the job");
     if (!tacit_bits_up(terms.lanes)) refuse("lanes=", int(terms.lanes), ": no such lane type");
@@ -198,17 +231,24 @@ void Plane::add_job(const Job& job) {
                most);
     const size_t top = *std::max_element(std::begin(terms.table), std::end(terms.table));
     const size_t holds = (size_t(1) << tacit_bits_down(terms.lanes)) - 1;
-    if (tacit_bits_up(terms.lanes) == 4 && world * top > holds)
-        refuse("table up to ", top, " from ", world, " ranks: the lanes hold ", holds, "; use wider ones");
+    const size_t ranks = terms.upward ? job.above.ranks : world;
+    if (tacit_bits_up(terms.lanes) == 4 && ranks * top > holds)
+        refuse("table up to ", top, " from ", ranks, " ranks: the lanes hold ", holds, "; use wider ones");
+    if (terms.upward) check_upstream(job);
+    if (terms.upward && by_parent_[job.above.job])
+        refuse("job=", int(job.above.job), " of the parent is that of job ",
+               int(by_parent_[job.above.job]->id), " already");
     Job whole = job;
     whole.terms.world = uint8_t(world);
     whole.terms.data_nbytes = __u16(terms.elements * tacit_bits_up(terms.lanes) / 8);
     whole.terms.result_nbytes = __u16(terms.elements * tacit_bits_down(terms.lanes) / 8);
     jobs_[job.id] = std::make_unique<Active>(whole);
+    if (terms.upward) by_parent_[job.above.job] = jobs_[job.id].get();
 }
 
 void Plane::remove_job(int id) {
-    find(id);
+    const Active& job = find(id);
+    if (job.terms.upward) by_parent_[job.above.job] = nullptr;
     jobs_[size_t(id)].reset();
 }
 
@@ -236,7 +276,14 @@ tacit_count Plane::judge(std::span<const uint8_t> packet, tacit_address from, ui
     if (packet.size() < sizeof header) return TACIT_COUNT_SHORT;
     std::memcpy(&header, packet.data(), sizeof header);
     const auto payload = packet.subspan(sizeof header);
-    if (const auto fault = tacit_check_packet(&header, __u32(payload.size()))) return fault;
+    const auto fault = tacit_check_packet(&header, __u32(payload.size()));
+    if (fault == TACIT_COUNT_KIND && header.kind == TACIT_KIND_RESULT)
+        if (Active* const below = by_parent_[header.job]) {
+            const auto verdict = judge_result(*below, header, payload, from, out);
+            count(below->counts[verdict]);
+            return verdict;
+        }
+    if (fault) return fault;
     Active* const job = jobs_[header.job].get();
     const auto verdict = job ? judge(*job, header, payload, from, now_ns, out) : TACIT_COUNT_JOB;
     if (job) count(job->counts[verdict]);
@@ -262,37 +309,62 @@ tacit_count Plane::judge(Active& job, tacit_header& header, std::span<const uint
     return verdict;
 }
 
+void Plane::event(Active& job, tacit_count what) {
+    count(counts_[what]);
+    count(job.counts[what]);
+}
+
 tacit_count Plane::sum_up(Active& job, tacit_header& header, std::span<const uint8_t> payload, Outbox& out) {
-    const auto event = [&](tacit_count what) {
-        count(counts_[what]);
-        count(job.counts[what]);
-    };
     const size_t at = tacit_cell_of(&job.terms, header.chunk);
     uint8_t* const lanes = job.lanes_of(at);
     const Lock lock(job.cells[at]);
     tacit_cell& cell = job.cells[at].state;
 
     const bool data = header.kind == TACIT_KIND_DATA;
-    if (data && tacit_abandons(&cell, header.chunk)) event(TACIT_COUNT_ABANDONED);
+    if (data && tacit_abandons(&cell, header.chunk)) event(job, TACIT_COUNT_ABANDONED);
     const auto verdict = data ? tacit_take(&cell, &job.terms, header.chunk, header.rank)
                               : tacit_settle(&cell, &job.terms, header.chunk);
     if (verdict == TACIT_COUNT_WROTE) kernels_->write(job.terms, payload, lanes);
     if (verdict == TACIT_COUNT_ADDED && kernels_->add(job.terms, payload, lanes)) {
         cell.saturated = 1;
-        event(TACIT_COUNT_SATURATED);
+        event(job, TACIT_COUNT_SATURATED);
     }
     const bool summed = verdict == TACIT_COUNT_WROTE || verdict == TACIT_COUNT_ADDED;
+    if (summed && header.lanes & TACIT_SATURATED) cell.saturated = 1;  // at a plane below
+    if (cell.full && (summed || verdict == TACIT_COUNT_DUPLICATE)) {
+        tacit_make_upward(&header, &job.terms, &job.above, &cell);
+        out.add(out.packet(header, {lanes, job.terms.result_nbytes}), job.above.parent);
+        return verdict;
+    }
     const bool completed = verdict == TACIT_COUNT_SETTLED || (summed && cell.done);
     if (!completed && verdict != TACIT_COUNT_REPEATED) return verdict;
 
     tacit_make_result(&header, &job.terms, &cell);
     const auto result = out.packet(header, {lanes, job.terms.result_nbytes});
     if (completed) {
-        event(TACIT_COUNT_COMPLETED);
-        for (const auto& rank : job.ranks) job.answer(result, rank.address, out);
+        event(job, TACIT_COUNT_COMPLETED);
+        job.answer_all(result, out);
     } else {
         job.answer(result, job.ranks[header.rank].address, out);
     }
+    return verdict;
+}
+
+// From the parent, says its header. No answer to what is wrong: two planes must not talk for ever.
+tacit_count Plane::judge_result(Active& job, tacit_header& header, std::span<const uint8_t> payload,
+                                tacit_address from, Outbox& out) {
+    if (header.cookie != job.above.cookie) return TACIT_COUNT_COOKIE;
+    if (!same(from, job.above.parent)) return TACIT_COUNT_SOURCE;
+    if (const auto fault = tacit_check_result(&header, &job.terms, &job.above)) return fault;
+    const size_t at = tacit_cell_of(&job.terms, header.chunk);
+    const Lock lock(job.cells[at]);
+    tacit_cell& cell = job.cells[at].state;
+    const auto verdict = tacit_answer(&cell, &header);
+    if (verdict != TACIT_COUNT_ANSWERED) return verdict;
+    std::memcpy(job.lanes_of(at), payload.data(), payload.size());
+    event(job, TACIT_COUNT_COMPLETED);
+    tacit_make_downward(&header, job.id, &job.terms, &cell);
+    job.answer_all(out.packet(header, payload), out);
     return verdict;
 }
 
@@ -309,12 +381,13 @@ Counts Plane::counts() const { return read(counts_); }
 
 JobStats Plane::stats(int id) const {
     const Active& job = find(id);
-    JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, {}};
+    JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, 0, {}};
     for (const auto& rank : job.ranks) found.ranks.push_back({rank.packets, rank.last_ns, 0});
     for (const Cell& cell : job.cells) {
         const Lock lock(cell);
         if (!cell.state.seen || cell.state.done) continue;
         ++found.unfinished;
+        found.above += cell.state.full;
         for (size_t rank = 0; rank < job.ranks.size(); ++rank)
             found.ranks[rank].missing += !(cell.state.seen >> rank & 1);
     }

@@ -19,6 +19,7 @@ struct Job {
     std::uint8_t id;
     tacit_job terms;
     std::vector<tacit_address> members;  // by rank
+    tacit_upstream above{};              // if terms.upward
 };
 
 struct Answer {
@@ -55,6 +56,7 @@ struct JobStats {
     Counts counts;
     std::uint64_t received_nbytes, answered_nbytes;  // headers and payloads of members' packets
     std::uint32_t unfinished;                        // chunks that wait for somebody
+    std::uint32_t above;                             // of them, those that wait for the parent
     std::vector<RankStats> ranks;
 };
 
@@ -89,11 +91,15 @@ class Plane {
     tacit_count judge(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
                       tacit_address from, std::uint64_t now_ns, Outbox& out);
     tacit_count sum_up(Active& job, tacit_header& header, std::span<const std::uint8_t> payload, Outbox& out);
+    tacit_count judge_result(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
+                             tacit_address from, Outbox& out);
+    void event(Active& job, tacit_count what);
     Active& find(int id) const;
 
     std::size_t slots_;
     std::unique_ptr<const Kernels> kernels_;
     std::array<std::unique_ptr<Active>, TACIT_MOST_JOBS> jobs_;
+    std::array<Active*, TACIT_MOST_JOBS> by_parent_{};  // by the number that their parent gave them
     std::array<std::atomic<std::uint64_t>, TACIT_COUNTS> counts_{};
 };
 

@@ -387,6 +387,7 @@ static __always_inline enum tacit_count sum_up(struct job* job, struct packet* p
         cell->state.saturated = 1;
         packet->saturates = 1;
     }
+    if (adds && header->lanes & TACIT_SATURATED) cell->state.saturated = 1;  // at a plane below
     const bool completed = verdict == TACIT_COUNT_SETTLED || (adds && cell->state.done);
     bpf_spin_unlock(&cell->lock);
 

@@ -147,7 +147,7 @@ class Plane:
         How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
         """
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, relayed: bool = False, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -191,7 +191,7 @@ class UdpPlane:
     def now_ns() -> int:
         """The clock of `last_ns`."""
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, relayed: bool = False, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """

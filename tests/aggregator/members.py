@@ -12,6 +12,7 @@ from tacit.aggregator.control import Control
 from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.spec import Address
 from tacit.aggregator.wire import Kind
+from tacit.errors import ConfigError
 
 HERE: Address = ("127.0.0.1", 0)
 SECRET = "correct horse battery staple"
@@ -40,10 +41,16 @@ def aggregator(
     port: int = 0,
     **more,
 ) -> Iterator[Control]:
-    with (
-        UserPlane(("127.0.0.1", port), slots=slots) as plane,
-        Control(plane, ("127.0.0.1", plane.address[1]), keys, jobs=jobs, lease_s=lease_s, **more) as control,
-    ):
+    with ExitStack() as opened:
+        for attempt in range(20):
+            plane = opened.enter_context(UserPlane(("127.0.0.1", port), slots=slots))
+            at = ("127.0.0.1", plane.address[1])
+            try:
+                control = opened.enter_context(Control(plane, at, keys, jobs=jobs, lease_s=lease_s, **more))
+                break
+            except ConfigError:  # a port that is free for UDP may be somebody's for TCP
+                if port or attempt == 19:
+                    raise
         control.plane = plane  # type: ignore[attr-defined]
         yield control
 

@@ -41,7 +41,7 @@ class NativePlane:
 
     def add_job(self, job: Job) -> None:
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
-        self._core.add_job(job.id, job.cookie, job.members, *terms, job.relayed, upstream_of(job))
+        self._core.add_job(job.id, job.cookie, job.members, *terms, job.below, upstream_of(job))
 
     def remove_job(self, id: int) -> None:
         self._core.remove_job(id)

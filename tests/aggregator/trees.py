@@ -27,12 +27,12 @@ def some_tree(
     top = replace(
         some_job(9, len(worlds), lanes.above, elements, first_slot=16, slots=above),
         members=tuple(rack_address(rack) for rack in range(len(worlds))),
-        relayed=True,
+        below=sum(worlds),
     )
     racks = [
         replace(
             some_job(30 + rack, world, lanes, elements, slots=own),
-            upstream=Upstream(PARENT, top, rack, sum(worlds)),
+            upstream=Upstream(PARENT, top, rack),
         )
         for rack, world in enumerate(worlds)
     ]

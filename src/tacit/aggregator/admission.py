@@ -53,9 +53,14 @@ class Admission:
         return "rack" if self.terms.relayed else "rank"
 
     @property
+    def below(self) -> int:
+        """Ranks, of our own and of racks that have joined."""
+        return sum(member.ranks for member in self.members.values())
+
+    @property
     def ranks(self) -> int:
-        """In its sums: of all racks, as far as is known."""
-        return self.above.job_ranks if self.above else sum(member.ranks for member in self.members.values())
+        """In its sums, once it runs."""
+        return self.above.job_ranks if self.above else self.below
 
     @property
     def absent(self) -> list[int]:

@@ -304,7 +304,7 @@ class Control:
                 self._keys[job.key],
                 job.terms,
                 self._plane.address,
-                job.ranks,
+                job.below,
                 timeout_s=max(0.0, min(ends_s, default=now_s) - now_s),
                 wanted=wanted,
                 changed=changed,
@@ -352,11 +352,7 @@ class Control:
         cookie = secrets.randbits(64)
         members = tuple(job.addresses[rank] for rank in range(job.terms.world))
         try:
-            if job.ranks > MOST_COUNTED:
-                raise ConfigError(
-                    f"{job.ranks} ranks in all racks together: a result can count {MOST_COUNTED}"
-                )
-            own = job.terms.granted(id, cookie, members, job.slots)
+            own = job.terms.granted(id, cookie, members, job.slots, job.below)
             self._plane.add_job(replace(own, upstream=_upstream(job.above)))
         except ConfigError as cause:
             refusal = Refusal("plane", str(cause), config=True)
@@ -494,7 +490,7 @@ def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float, int]:
 
 
 def _upstream(above: Membership | None) -> Upstream | None:
-    return Upstream(above.plane, above.job, above.rank, above.job_ranks) if above else None
+    return Upstream(above.plane, above.job, above.rank) if above else None
 
 
 def _listening(address: Address) -> socket.socket:

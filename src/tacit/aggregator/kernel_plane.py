@@ -50,7 +50,7 @@ class _Terms(ctypes.Structure):
         ("world", ctypes.c_uint8),
         ("quorum", ctypes.c_uint8),
         ("lanes", ctypes.c_uint8),
-        ("relayed", ctypes.c_uint8),
+        ("below", ctypes.c_uint8),
         ("unused", ctypes.c_uint8 * 2),
         ("table", ctypes.c_uint8 * 16),
     )
@@ -329,7 +329,7 @@ def _described(job: Job) -> _Job:
         job.world,
         job.needed,
         job.lanes,
-        job.relayed,
+        job.below,
     )
     found.terms.table[:] = job.table
     width = 8 * job.lanes.dtype.itemsize

@@ -56,10 +56,20 @@ class Terms:
             raise ConfigError(f"slots={self.slots}: a job needs at least 2")
         self.granted(0, 0, (("0.0.0.0", 0),) * self.world, range(2))  # refuses whatever no plane would take
 
-    def granted(self, id: int, cookie: int, members: tuple[Address, ...], slots: range) -> Job:
-        """The job that a plane gets to know."""
+    def granted(
+        self, id: int, cookie: int, members: tuple[Address, ...], slots: range, ranks: int = 0
+    ) -> Job:
+        """The job that a plane gets to know; `ranks` are below its members, if those are aggregators."""
         return Job(
-            id, cookie, members, self.lanes, self.elements, slots, self.table, self.quorum, self.relayed
+            id,
+            cookie,
+            members,
+            self.lanes,
+            self.elements,
+            slots,
+            self.table,
+            self.quorum,
+            ranks if self.relayed else 0,
         )
 
     def as_message(self) -> Message:
@@ -120,7 +130,11 @@ class Membership:
         members = tuple((str(host), int(port)) for host, port in grant["members"])
         first, count = grant["slots"]
         self.job: Job = terms.granted(
-            grant["id"], self._line.unmasked(grant["cookie"]), members, range(first, first + count)
+            grant["id"],
+            self._line.unmasked(grant["cookie"]),
+            members,
+            range(first, first + count),
+            self.job_ranks,
         )
         host, port = grant["plane"]
         self.plane: Address = (self._line.peer[0] if host == "0.0.0.0" else host, port)

@@ -45,8 +45,8 @@ class Job:
     """What control tells a plane. Built only if it is consistent; whether its slots are free, the plane says.
 
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
-    `quorum` ranks are in it; by default that is all of them. `relayed`: its members are planes, and their data may say that a
-    lane met its limit below. `upstream`: its sums are added to those of other planes.
+    `quorum` ranks are in it; by default that is all of them. `below`: its members are planes, which have so many ranks below
+    them, and may say that a lane met its limit there. `upstream`: its sums are added to those of other planes.
     """
 
     id: int
@@ -57,7 +57,7 @@ class Job:
     slots: range
     table: tuple[int, ...] = NO_TABLE
     quorum: int = 0
-    relayed: bool = False
+    below: int = 0
     upstream: "Upstream | None" = None
 
     def __post_init__(self) -> None:
@@ -89,6 +89,11 @@ class Job:
                 f"table up to {max(self.table)} from {self.ranks} ranks: {self.lanes.name} lanes hold {self.lanes.largest}; "
                 f"use wider lanes, a smaller granularity or fewer ranks a job"
             )
+        if self.below and (not self.world <= self.below <= MOST_COUNTED or self.quorum):
+            raise ConfigError(
+                f"{self.below} ranks below {self.world} planes, quorum={self.quorum}: not less ranks than planes, at most "
+                f"{MOST_COUNTED}, which a result can count, and all planes are waited for"
+            )
         if self.upstream:
             self.upstream.check(self)
 
@@ -99,7 +104,7 @@ class Job:
     @property
     def ranks(self) -> int:
         """In a whole sum: those of all planes under the same parent."""
-        return self.upstream.ranks if self.upstream else self.world
+        return self.upstream.job.ranks if self.upstream else self.below or self.world
 
     @property
     def needed(self) -> int:
@@ -128,12 +133,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The job at the parent, this plane's rank in it, and how many ranks are in the parent's sums."""
+    """Where the parent is, its job, and this plane's rank in it."""
 
     parent: Address
     job: Job
     rank: int
-    ranks: int
 
     def check(self, own: Job) -> None:
         """ConfigError if `own` cannot be added up there."""
@@ -143,10 +147,9 @@ class Upstream:
             )
         if not 0 <= self.rank < self.job.world:
             raise ConfigError(f"rank={self.rank} at the parent: its job has {self.job.world}")
-        if not own.world <= self.ranks <= MOST_COUNTED:
+        if self.job.ranks < own.world:
             raise ConfigError(
-                f"ranks={self.ranks} in the parent's sums: not less than the {own.world} here, and at most {MOST_COUNTED}, "
-                f"which a result can count"
+                f"ranks={self.job.ranks} in the parent's sums: not less than the {own.world} here"
             )
         if (self.job.lanes, self.job.elements) != (own.lanes.above, own.elements):
             raise ConfigError(
@@ -319,7 +322,7 @@ def _member_fault(job: Job, header: Header, source: Address) -> str:
         return "rank"
     if source != job.members[header.rank]:
         return "source"
-    flags = SATURATED if job.relayed and header.kind == Kind.DATA else 0
+    flags = SATURATED if job.below and header.kind == Kind.DATA else 0
     if header.lanes & ~flags != job.lanes:
         return "lanes"
     if header.nbytes != (job.data_nbytes if header.kind == Kind.DATA else 0):
@@ -336,7 +339,7 @@ def _result_fault(job: Job, upstream: Upstream, header: Header, source: Address)
     refused = {
         "cookie": header.cookie != upstream.job.cookie,
         "source": source != upstream.parent,
-        "world": header.world != upstream.job.world,
+        "world": header.world != upstream.job.ranks,
         "rank": header.rank >= upstream.job.world,
         "lanes": header.lanes & ~SATURATED != upstream.job.lanes,
         "length": header.nbytes != job.result_nbytes,
@@ -385,7 +388,7 @@ def _upward(job: Job, upstream: Upstream, cell: Cell) -> bytes:
 
 def _result(job: Job, cell: Cell, header: Header) -> bytes:
     lanes = job.lanes | (SATURATED if cell.saturated else 0)
-    world = job.ranks if job.upstream else len(cell.seen)
+    world = job.ranks if len(cell.seen) == job.world else len(cell.seen)
     header = header._replace(kind=Kind.RESULT, world=world, lanes=lanes, nbytes=job.result_nbytes)
     return header.bytes() + cell.total.astype(job.lanes.dtype).tobytes()
 

@@ -63,7 +63,7 @@ class UserPlane:
                 len(job.slots),
                 job.needed,
                 bytes(job.table),
-                job.relayed,
+                job.below,
                 upstream_of(job),
             )
         except ValueError as cause:
@@ -117,4 +117,4 @@ def upstream_of(job: Job) -> _Above | None:
     if (up := job.upstream) is None:
         return None
     first, slots = up.job.slots.start, len(up.job.slots)
-    return (up.parent, up.job.id, up.job.cookie, up.job.world, up.rank, first, slots, up.ranks)
+    return (up.parent, up.job.id, up.job.cookie, up.job.world, up.rank, first, slots, up.job.ranks)
