@@ -137,6 +137,7 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 // lost).
 NB_MODULE(_core, m) {
     m.doc() = "The C++ core: loops at the speed of memory. Arrays are 1-D, contiguous, on the CPU.";
+    nb::set_leak_warnings(false);  // a daemon thread may hold a client when the interpreter ends
 
     m.def("packed_nbytes", &packed_nbytes, "numel"_a, "bits"_a, "block"_a,
           "Bytes that `numel` elements take once packed.");

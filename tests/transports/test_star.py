@@ -27,8 +27,10 @@ _AGGREGATOR = """
 import sys, threading
 from tacit.aggregator import UserPlane
 from tacit.aggregator.control import Control
-port, secret = int(sys.argv[1]), sys.argv[2]
-with UserPlane(("127.0.0.1", port), slots=256) as plane, Control(plane, ("127.0.0.1", plane.address[1]), [secret]):
+from tacit.aggregator.parent import Parent
+port, secret, above, rack = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+parent = Parent(("127.0.0.1", above), rack, 2) if above else None
+with UserPlane(("127.0.0.1", port), slots=256) as plane, Control(plane, ("127.0.0.1", plane.address[1]), [secret], parent=parent):
     print(plane.address[1], flush=True)
     threading.Event().wait()
 """
@@ -37,12 +39,12 @@ with UserPlane(("127.0.0.1", port), slots=256) as plane, Control(plane, ("127.0.
 class Aggregator:
     """A process that can be killed, and started again at the same port."""
 
-    def __init__(self) -> None:
-        self.port = 0
+    def __init__(self, above: int = 0, rack: int = 0) -> None:
+        self.port, self.above, self.rack = 0, above, rack
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-c", _AGGREGATOR, str(self.port), SECRET]
+        command = [sys.executable, "-c", _AGGREGATOR, str(self.port), SECRET, str(self.above), str(self.rack)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -356,8 +358,8 @@ def test_its_text_form_parses_back_and_keeps_the_secret():
 def test_what_cannot_work_is_refused_in_one_sentence():
     with pytest.raises(PairingError, match="cannot be added in the network; write 'int8"):
         Strategy.parse("int8 / star")
-    with pytest.raises(PairingError, match="at most 64 ranks"):
-        Strategy.parse("none / star").check(65)
+    with pytest.raises(PairingError, match="at most 255 ranks, 64 each"):
+        Strategy.parse("none / star").check(256)
     with pytest.raises(ConfigError, match="is no address"):
         Strategy.parse("none / star(at='here:there')")
     for option, text in (
@@ -367,3 +369,52 @@ def test_what_cannot_work_is_refused_in_one_sentence():
     ):
         with pytest.raises(ConfigError, match=text):
             Strategy.parse(f"none / star({option})")
+
+
+# ---- a tree: two racks of two ranks, and one aggregator above them
+
+
+def _in_a_rack(rank, world, codec, ports):
+    os.environ |= {"TACIT_AGGREGATOR": f"127.0.0.1:{ports[rank // 2]}", "TACIT_AGGREGATOR_SECRET": SECRET}
+    return (
+        _trained(rank, world, f"every / {codec} / star")
+        if ports[0]
+        else _trained(rank, world, f"every / {codec} / sharded")
+    )
+
+
+def _trained(rank, world, text):
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, text, bucket="20kB")
+    try:
+        train(model, optimizer, rank, range(4))
+    except ConfigError as error:
+        return str(error)
+    through = getattr(handle._attachment.wire.outside, "through", 0)
+    handle.close()
+    return flat(model), through
+
+
+def test_two_racks_and_an_aggregator_above_them_give_the_bits_of_sharded(ranks):
+    above = Aggregator()
+    racks = [Aggregator(above.port, rack) for rack in range(2)]
+    try:
+        for codec in ("thc", "hush"):
+            expected = ranks.run(4, _in_a_rack, codec, [0, 0])
+            found = ranks.run(4, _in_a_rack, codec, [rack.port for rack in racks])
+            for (bits, _), (same, through) in zip(expected, found, strict=True):
+                assert torch.equal(bits, same) and through > 0
+    finally:
+        for aggregator in (*racks, above):
+            aggregator.close()
+
+
+def test_racks_without_one_above_them_are_refused(ranks):
+    racks = [Aggregator(), Aggregator()]
+    try:
+        said = ranks.run(4, _in_a_rack, "thc", [rack.port for rack in racks])
+        assert all("adds for 2 of 4 ranks" in sentence and "--parent" in sentence for sentence in said)
+    finally:
+        for aggregator in racks:
+            aggregator.close()

@@ -12,6 +12,8 @@ Bytes that leave a rank: its payload once, whatever the world. What the aggregat
 - Sum of floats: fixed point in 32-bit lanes. The exponent follows from the largest number of all ranks, which they agree on
   first; what rounding takes from a rank's payload goes to its memory (`lost`).
 
+Ranks with the same address have the same aggregator; where addresses differ (a rack each), those aggregators must have one above them.
+
 Small sums that every rank waits for, maxima and gathers take the process group: they cost latency, not bandwidth. While the
 aggregator is gone, so does everything else: see star_link.py.
 """
@@ -36,6 +38,7 @@ from tacit.transports.star_link import Ask, StarLink
 
 _ADDRESS, _SECRET = "TACIT_AGGREGATOR", "TACIT_AGGREGATOR_SECRET"
 _MOST_SLOTS = 1 << 14
+_MOST_IN_A_TREE = 255  # a result tells its count in 8 bits
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _BY_BITS = {8: LaneType.U8, 16: LaneType.U16, 32: LaneType.I32}
 _INDEXED = {8: LaneType.TABLE_U8, 16: LaneType.TABLE_U16}
@@ -80,9 +83,10 @@ class Star:
     def check(self, codec: Codec, world: int | None) -> None:
         if not codec.traits.summable:
             raise PairingError(f"{codec} payloads cannot be added in the network; write '{codec} / sharded'")
-        if world is not None and world > MOST_RANKS:
+        if world is not None and world > _MOST_IN_A_TREE:
             raise PairingError(
-                f"world {world}: an aggregator adds for at most {MOST_RANKS} ranks; write '{codec} / sharded'"
+                f"world {world}: aggregators add for at most {_MOST_IN_A_TREE} ranks, {MOST_RANKS} each; "
+                f"write '{codec} / sharded'"
             )
 
     def open(self, wire: Wire, timeout: timedelta | None) -> None:

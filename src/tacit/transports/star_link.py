@@ -34,8 +34,8 @@ from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client import Client, Outcome
 from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.spec import Address
-from tacit.aggregator.wire import LaneType
-from tacit.errors import TacitError, TransportError
+from tacit.aggregator.wire import MOST_RANKS, LaneType
+from tacit.errors import ConfigError, PairingError, TacitError, TransportError
 from tacit.transports.process_group import Wire
 
 log = logging.getLogger("tacit")
@@ -102,6 +102,7 @@ class StarLink:
         self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
         self._meeting = _group_beside(wire.group, timeout)
         self._run = self._agree_on_a_name()
+        self._rack = self._find_rack()
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(f"tacit/star/{self._run}", store)
         self.through = self.round_about = 0  # sums that took either way
@@ -211,12 +212,13 @@ class StarLink:
         if key not in self._seats:
             name = f"{self._run}/{self._age}/{len(self._seats)}"
             terms = Terms(
-                name, self._wire.world, ask.lanes, ask.lanes.elements(self._mtu), self._slots, ask.table
+                name, len(self._rack), ask.lanes, ask.lanes.elements(self._mtu), self._slots, ask.table
             )
             client = Client()
             try:
                 membership = self._join(terms, client.port)
-                client.start(membership.job, self._wire.rank, membership.plane)
+                self._check_whole(membership)
+                client.start(membership.job, self._place, membership.plane)
             except BaseException:
                 client.close()
                 raise
@@ -232,7 +234,7 @@ class StarLink:
                     self._control,
                     self._secret,
                     terms,
-                    self._wire.rank,
+                    self._place,
                     port,
                     timeout_s=min(_JOIN_S, self._timeout_s),
                 )
@@ -255,7 +257,7 @@ class StarLink:
     def _lost_or_gone(self, membership: Membership) -> Exception:
         if not membership.lost:
             return _GoneError(membership.why)
-        return self._went_away(membership.lost)
+        return self._went_away(tuple(self._rack[place] for place in membership.lost))
 
     def _went_away(self, ranks: tuple[int, ...]) -> TransportError:
         return TransportError(f"{_ranks_text(ranks)} went away; restart all ranks from the last checkpoint")
@@ -266,7 +268,10 @@ class StarLink:
             missing = membership.missing()
         except TransportError as cause:
             return f"{text} ({cause})"
-        return f"{text} that lacks {_ranks_text(tuple(missing))}" if missing else text
+        if not missing:
+            racks = ", ".join(map(str, membership.missing_racks))
+            return f"{text} that lacks rack {racks}" if racks else text
+        return f"{text} that lacks {_ranks_text(tuple(self._rack[place] for place in missing))}"
 
     # ---- gone, and back ----
 
@@ -394,7 +399,8 @@ class StarLink:
         return self._lost()
 
     def _lost(self) -> tuple[int, ...]:
-        return tuple(sorted({rank for seat in list(self._seats.values()) for rank in seat.membership.lost}))
+        lost = {place for seat in list(self._seats.values()) for place in seat.membership.lost}
+        return tuple(sorted(self._rack[place] for place in lost))
 
     def close(self) -> None:
         """Waits a moment for the others: one may lack the last sum, and have nobody but us to get it from."""
@@ -423,6 +429,30 @@ class StarLink:
             raise self._error
         if self._closing:
             raise TransportError("the way to the aggregator was closed; attach the model again to go on")
+
+    @property
+    def _place(self) -> int:
+        """This rank's number at its aggregator."""
+        return self._rack.index(self._wire.rank)
+
+    def _find_rack(self) -> list[int]:
+        """The ranks that have the same aggregator as this one: all of them, or a rack of a tree."""
+        where: list[Address | None] = [None] * self._wire.world
+        dist.all_gather_object(where, self._control, group=self._meeting)
+        rack = [rank for rank, address in enumerate(where) if address == self._control]
+        if len(rack) > MOST_RANKS:
+            raise PairingError(
+                f"{len(rack)} ranks at one aggregator: it adds for at most {MOST_RANKS}; give it children, a rack each"
+            )
+        return rack
+
+    def _check_whole(self, membership: Membership) -> None:
+        if membership.job_ranks != self._wire.world:
+            membership.leave()
+            raise ConfigError(
+                f"the aggregator of this rank adds for {membership.job_ranks} of {self._wire.world} ranks: start the racks' "
+                f"aggregators with --parent and --rack, below one that adds their sums"
+            )
 
     def _agree_on_a_name(self) -> str:
         """Of this run: rank 0's choice, so that two runs with one aggregator never meet in one job."""
