@@ -16,11 +16,11 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub fuzz bench bench-codec bench-error bench-accuracy clean distclean
+.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-25s%s\n", $$1, $$2 }'
 
 demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
@@ -44,6 +44,9 @@ fuzz:  ## ten million mutated packets through the aggregator's plane, under sani
 bench: $(READY)  ## run the short benchmarks: one JSON record a line
 	@$(BIN)/python benchmarks/blocks.py
 	@$(BIN)/python benchmarks/codec.py
+
+bench-aggregator: $(READY)  ## the aggregator in the lab, against gloo and one server (about 3 minutes; kernel plane: root and clang)
+	@$(BIN)/python benchmarks/aggregator_lab.py $(ARGS)
 
 bench-codec: $(READY)  ## what the 4-bit codecs cost, against a copy
 	@$(BIN)/python benchmarks/codec.py $(ARGS)

@@ -211,7 +211,7 @@ void Client::begin(std::span<const uint8_t> data, std::span<uint8_t> out, size_t
     epoch_ns_ = heard_ns_ = progress_ns_ = fired_ns_ = settled_ns_ = 0;
     backoff_ = 0;
     budget_ = least_budget;
-    moved_ = false;
+    moved_ = fresh_ = false;
     newest_ = order_;
 }
 
@@ -329,6 +329,7 @@ void Client::take_result(const tacit_header& header, std::span<const uint8_t> la
     learn_about_cuts(slot);
     if (came_++ == 0 && (!progress_ns_ || fired_ns_ > progress_ns_)) epoch_ns_ = now;  // things move (again)
     if (!slot.again) {  // else it may be the answer to either packet: no evidence, no sample (Karn)
+        fresh_ = true;
         newest_ = std::max(newest_, slot.order);
         worst_ns_ = std::max(worst_ns_, now - std::max(slot.sent_ns, epoch_ns_));
     }
@@ -350,7 +351,7 @@ void Client::learn(uint64_t now) {
     }
     progress_ns_ = now;
     moved_ = true;
-    backoff_ = 0;
+    if (fresh_) backoff_ = 0;  // else our own copies may fill the queue, and hide that we are too hasty
 }
 
 // ---- what is lost
@@ -409,15 +410,15 @@ void Client::fire(uint64_t now) {
     if (still) {
         ++stats_.probes;
         send_header(TACIT_KIND_PROBE, std::uint32_t(stats_.probes));
-        backoff_ = std::min(backoff_ + 1, 16u);
     }
+    if (!fresh_) backoff_ = std::min(backoff_ + 1, 16u);
     for (size_t i = 0; i < budget_ && front() && now >= expires_ns(); ++i) {
         slots_[flights_.front().slot].again = true;
         queue(flights_.front().slot);
         ++stats_.timeouts;
     }
     fired_ns_ = now;
-    moved_ = false;
+    moved_ = fresh_ = false;
 }
 
 // ---- quorum

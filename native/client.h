@@ -172,7 +172,8 @@ class Client {
     std::uint64_t fired_ns_ = 0, settled_ns_ = 0, worst_ns_ = 0, came_ = 0;
     unsigned backoff_ = 0;
     std::size_t budget_ = 0;
-    bool moved_ = false, short_ = false;  // a result since the last time-out; the last sum missed somebody
+    bool moved_ = false, fresh_ = false;  // since the last time-out, a result; one of a chunk sent only once
+    bool short_ = false;                  // the last sum missed somebody
 };
 
 }  // namespace tacit
