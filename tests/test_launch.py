@@ -142,7 +142,8 @@ def test_an_error_in_the_listener_ends_the_ranks(module: Module) -> None:
 def test_a_signal_to_the_launcher_ends_the_ranks(module: Module, number: signal.Signals) -> None:
     module.write(SAY_PID + "while True: time.sleep(60)")
     code = (
-        "from pathlib import Path; from tacit import launch\n"
+        "import signal; from pathlib import Path; from tacit import launch\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         "say = lambda rank, message: print(message['pid'], flush=True)\n"
         f"launch.run('launched', [], ranks=2, on_message=say, log_dir=Path({str(module.folder)!r}))"
     )

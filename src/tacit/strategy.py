@@ -20,8 +20,6 @@ from tacit.requests import Codec
 from tacit.rounds import ROUNDS, Adaptive, EveryStep, Round
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
 
-_WHO: dict[str, Callable[..., Any]] = {**SCHEMES, "gossip": Gossip}
-
 Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
 _BETWEEN = re.compile(r"/(?![^(]*\))")  # a slash between parts, not one in an option: braid(levels='5/2 */7')
 _SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / sharded'"
@@ -69,7 +67,11 @@ class Strategy:
         if not parts:
             raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
         what = _build(parts[0], CODECS, "codec")
-        who = _build(parts[1], _WHO, "scheme") if len(parts) == 2 else default_who(when, what)
+        who = (
+            _build(parts[1], {**SCHEMES, "gossip": Gossip}, "scheme")
+            if len(parts) == 2
+            else default_who(when, what)
+        )
         return cls(when, what, who)
 
     @property

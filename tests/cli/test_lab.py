@@ -148,7 +148,7 @@ def test_a_shell_may_have_a_lab_made_for_it(
     assert list(folder.iterdir()) == []
 
 
-def passing(lab: Any, log_dir: Path) -> calibration.Calibration:
+def passing(lab: Any, log_dir: Path, realtime: bool) -> calibration.Calibration:
     """What a calibration on a quiet machine finds; how quiet this one is now is not tested."""
     return calibration.Calibration(lab.rate_bps, (), 1)
 
@@ -193,7 +193,7 @@ def test_a_network_that_is_not_what_it_claims_is_not_reported_on(
 ) -> None:
     row = calibration.Row("from h0 to h1", "h0", "h1", 100_000, 7, 0.0004, 0.0084, 0.008, 0.009)
     monkeypatch.setattr(
-        session, "calibrate", lambda lab, logs: calibration.Calibration(lab.rate_bps, (row,), 3)
+        session, "calibrate", lambda lab, logs, realtime: calibration.Calibration(lab.rate_bps, (row,), 3)
     )
     (tmp_path / "small.toml").write_text(SMALL)
     assert main(["lab", "run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--json"]) == 1
