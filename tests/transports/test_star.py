@@ -44,10 +44,17 @@ class Aggregator:
         self.start()
 
     def start(self) -> None:
+        """At the same port again; another socket of this machine may hold it for a moment."""
         command = [sys.executable, "-c", _AGGREGATOR, str(self.port), SECRET, str(self.above), str(self.rack)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        for _ in range(20):
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert self.process.stdout is not None
+            if told := self.process.stdout.readline():
+                self.port = int(told)
+                return
+            self.process.wait()
+            self.process.stdout.close()
+        raise AssertionError(f"port {self.port} did not become free")
 
     @property
     def at(self) -> str:
