@@ -34,68 +34,13 @@ constexpr uint64_t reordered = 3;  // results that may overtake a chunk's before
 constexpr uint64_t most_doubts = 32, first_whole = 4096;  // packets, see learn_about_cuts()
 
 constexpr size_t most_received = 64, most_sent = 512;  // messages, packets a call
-constexpr size_t most_udp = 65507, most_pieces = 64;   // bytes, packets of one message
 constexpr size_t room_nbytes = 65536;                  // what one message may hold with UDP_GRO
 
-[[noreturn]] void fail(const std::string& what) {
-    throw std::system_error(errno, std::generic_category(), what);
-}
-
-sockaddr_in sockaddr_of(tacit_address address) {
-    sockaddr_in found{};
-    found.sin_family = AF_INET;
-    found.sin_addr.s_addr = address.ip;
-    found.sin_port = address.port;
-    return found;
-}
-
-template <class Value>
-bool set(int fd, int level, int option, const Value& value) {
-    return ::setsockopt(fd, level, option, &value, sizeof value) == 0;
-}
-
 Fd open_socket(tacit_address address, int buffer_nbytes) {
-    Fd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (fd < 0) fail("socket");
-    for (const auto& [forced, asked] : {std::pair(SO_RCVBUFFORCE, SO_RCVBUF), {SO_SNDBUFFORCE, SO_SNDBUF}})
-        if (!set(fd, SOL_SOCKET, forced, buffer_nbytes)) set(fd, SOL_SOCKET, asked, buffer_nbytes);
-    set(fd, SOL_SOCKET, SO_SNDTIMEO, timeval{0, 100'000});  // a queue that does not move must not keep us
-    set(fd, SOL_UDP, UDP_GRO, 1);  // runs of results come as one message, if they can
-    const sockaddr_in here = sockaddr_of(address);
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&here), sizeof here) != 0)
-        fail("bind to UDP port " + std::to_string(ntohs(address.port)));
+    Fd fd = open_udp(address, buffer_nbytes, timeval{0, 100'000});
+    set_option(fd, SOL_UDP, UDP_GRO, 1);  // runs of results come as one message, if they can
     return fd;
 }
-
-tacit_address address_of(int fd) {
-    sockaddr_in found{};
-    socklen_t nbytes = sizeof found;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&found), &nbytes) != 0) fail("getsockname");
-    return {found.sin_addr.s_addr, found.sin_port, 0};
-}
-
-// Room for one control message of the size of a packet in a longer message: ours, or the kernel's.
-struct alignas(cmsghdr) SegmentSize {
-    char bytes[CMSG_SPACE(sizeof(int))];
-
-    void attach(msghdr& message, std::uint16_t nbytes) {
-        message.msg_control = bytes;
-        message.msg_controllen = CMSG_SPACE(sizeof nbytes);
-        cmsghdr* const control = CMSG_FIRSTHDR(&message);
-        control->cmsg_level = SOL_UDP;
-        control->cmsg_type = UDP_SEGMENT;
-        control->cmsg_len = CMSG_LEN(sizeof nbytes);
-        std::memcpy(CMSG_DATA(control), &nbytes, sizeof nbytes);
-    }
-
-    static size_t read(const msghdr& message, size_t otherwise) {
-        const cmsghdr* const control = CMSG_FIRSTHDR(&message);
-        if (!control || control->cmsg_level != SOL_UDP || control->cmsg_type != UDP_GRO) return otherwise;
-        int nbytes = 0;
-        std::memcpy(&nbytes, CMSG_DATA(control), sizeof nbytes);
-        return nbytes > 0 ? size_t(nbytes) : otherwise;
-    }
-};
 
 }  // namespace
 

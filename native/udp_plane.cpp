@@ -31,66 +31,9 @@ constexpr size_t batch =
     64;  // packets a call: half a megabyte at most, so that they stay in the second cache
 constexpr size_t frame = (TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES + TACIT_MOST_PAYLOAD + 63) / 64 * 64;
 constexpr size_t frames_nbytes = frame * batch;
-constexpr size_t most_messages = 1024;                // sendmmsg() takes no more at a time (UIO_MAXIOV)
-constexpr size_t most_pieces = 64, most_udp = 65507;  // of one message
-
-[[noreturn]] void fail(const std::string& what) {
-    throw std::system_error(errno, std::generic_category(), what);
-}
-
-sockaddr_in sockaddr_of(tacit_address address) {
-    sockaddr_in found{};
-    found.sin_family = AF_INET;
-    found.sin_addr.s_addr = address.ip;
-    found.sin_port = address.port;
-    return found;
-}
-
-template <class Value>
-bool set(int fd, int option, const Value& value) {
-    return ::setsockopt(fd, SOL_SOCKET, option, &value, sizeof value) == 0;
-}
-
-Fd open_socket(tacit_address listen, bool shared, int buffer_nbytes) {
-    Fd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (fd < 0) fail("socket");
-    if (shared) set(fd, SO_REUSEPORT, 1);
-    if (!set(fd, SO_RCVBUFFORCE, buffer_nbytes)) set(fd, SO_RCVBUF, buffer_nbytes);
-    if (!set(fd, SO_SNDBUFFORCE, buffer_nbytes)) set(fd, SO_SNDBUF, buffer_nbytes);
-    set(fd, SO_SNDTIMEO, timeval{1, 0});  // a queue that does not move must not keep a thread from ending
-    const sockaddr_in to = sockaddr_of(listen);
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0)
-        fail("bind to UDP port " + std::to_string(ntohs(listen.port)));
-    return fd;
-}
-
-tacit_address address_of(int fd) {
-    sockaddr_in found{};
-    socklen_t nbytes = sizeof found;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&found), &nbytes) != 0) fail("getsockname");
-    return {found.sin_addr.s_addr, found.sin_port, 0};
-}
-
-// Tells the kernel to cut a message into packets of `nbytes`.
-struct SegmentSize {
-    alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(std::uint16_t))];
-
-    void attach(msghdr& message, std::uint16_t nbytes) {
-        message.msg_control = bytes;
-        message.msg_controllen = sizeof bytes;
-        cmsghdr* const control = CMSG_FIRSTHDR(&message);
-        control->cmsg_level = SOL_UDP;
-        control->cmsg_type = UDP_SEGMENT;
-        control->cmsg_len = CMSG_LEN(sizeof nbytes);
-        std::memcpy(CMSG_DATA(control), &nbytes, sizeof nbytes);
-    }
-};
+constexpr size_t most_messages = 1024;  // sendmmsg() takes no more at a time (UIO_MAXIOV)
 
 }  // namespace
-
-void Fd::reset() {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
 
 struct UdpPlane::Worker {
     Fd socket;
@@ -211,7 +154,8 @@ UdpPlane::UdpPlane(tacit_address listen, size_t slots, int threads, int buffer_n
     if (threads < 1 || threads > 64)
         throw std::invalid_argument("threads=" + std::to_string(threads) + ": from 1 to 64");
     for (int i = 0; i < threads; ++i) {
-        workers_.push_back(std::make_unique<Worker>(open_socket(address_, threads > 1, buffer_nbytes)));
+        workers_.push_back(
+            std::make_unique<Worker>(open_udp(address_, buffer_nbytes, timeval{1, 0}, threads > 1)));
         address_ = address_of(workers_.back()->socket);  // the first has picked a port
     }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plane.h"
+#include "udp.h"
 
 namespace tacit {
 
@@ -17,20 +18,6 @@ struct SocketStats {
     std::uint64_t unsent = 0;    // answers that the kernel would not take
     std::uint64_t failures = 0;  // calls to receive that failed
     std::uint64_t receive_buffer_nbytes = 0;  // of one socket, as granted
-};
-
-// Closes what it holds.
-class Fd {
-  public:
-    explicit Fd(int fd) : fd_(fd) {}
-    Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Fd& operator=(Fd&&) = delete;
-    ~Fd() { reset(); }
-    void reset();
-    operator int() const { return fd_; }
-
-  private:
-    int fd_;
 };
 
 // Bound when built, so that its port is known; serves from start() to stop(). All functions may be called

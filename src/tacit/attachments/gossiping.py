@@ -22,6 +22,7 @@ from tacit.attachments.handle import Handle
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
+from tacit.gossip.meeting import distance_apart
 from tacit.gossip.members import Members
 from tacit.gossip.partners import Gossip
 from tacit.gossip.peers import Address, Met, Peers
@@ -67,8 +68,8 @@ class GossipAttachment:
     ):
         self._handle, self._trigger, self._optimizer = handle, trigger, optimizer
         self._island = Island(parameters)
-        self._members = Members(_store(rank, world), rank, world)
-        incarnation = f"{self._members.life}-{secrets.token_hex(4)}"
+        self._members = Members(_store(rank), rank, world)
+        host, incarnation = _own_host(), f"{self._members.life}-{secrets.token_hex(4)}"
         self._peers = Peers(
             self._island,
             who,
@@ -77,24 +78,22 @@ class GossipAttachment:
             world=world,
             incarnation=incarnation,
             seed=handle.seed,
-            host=_own_host(),
+            host=host,
             members=self._members.live,
             tell=self._heard,
             sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
         )
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
-        self._begin(Address(_own_host(), self._peers.port, incarnation), timeout)
+        self._begin(Address(host, self._peers.port, incarnation), timeout)
         self._top_lr, self._merges = 0.0, 0
         self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _begin(self, own: Address, timeout: timedelta | None) -> None:
         """All first lives start from rank 0's model, when all are there; a later one from the model of any that lives."""
-        first, deadline = (
-            self._members.life == 1,
-            time.monotonic() + (timeout.total_seconds() if timeout else _START_S),
-        )
+        first = self._members.life == 1
+        deadline = time.monotonic() + (timeout.total_seconds() if timeout else _START_S)
         if first and self._rank == 0:
             self._island.start = self._island.snapshot.clone()
         elif not self._take_model(first, deadline):
@@ -233,25 +232,25 @@ class GossipAttachment:
 
     def consensus(self) -> float:
         """Root mean square distance of all live models from their mean, over its length; each rank fetches the others'."""
-        models = torch.stack([self._fetched(rank) for rank in sorted([*self._members.live(), self._rank])])
-        mean = models.mean(0)
-        return float(((models - mean).square().sum(1).mean() / mean.square().sum()).sqrt())
+        ranks = sorted([*self._members.live(), self._rank])
+        return distance_apart(torch.stack([self._fetched(rank) for rank in ranks]))
 
     def save(self) -> dict[str, Any]:
         """The model goes into the memory. References are not kept: after a restart the first meeting says it all."""
         self._peers.settle()
         self._island.gather_in()
-        run = self._handle.memory
-        layout = Run(tuple(self._island.parameters), tuple(self._layers))
-        run.vector("model", layout, self._island.snapshot.device).copy_(self._island.snapshot)
+        self._kept_model().copy_(self._island.snapshot)
         return {"step": self._island.step, "top_lr": self._top_lr}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        layout = Run(tuple(self._island.parameters), tuple(self._layers))
-        self._island.set(self._handle.memory.vector("model", layout, self._island.snapshot.device))
+        self._island.set(self._kept_model())
         self._island.start = None
         self._island.step, self._top_lr = int(state["step"]), float(state["top_lr"])
         self._refer()
+
+    def _kept_model(self) -> Tensor:
+        layout = Run(tuple(self._island.parameters), tuple(self._layers))
+        return self._handle.memory.vector("model", layout, self._island.snapshot.device)
 
     def close(self) -> None:
         self._hook.remove()
@@ -270,7 +269,7 @@ def _place() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _store(rank: int, world: int) -> Any:
+def _store(rank: int) -> Any:
     """A store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment.
 
     A process's first attachment meets the others' first, and so on: a rank that comes back must attach in the same order.

@@ -76,7 +76,8 @@ class Handle:
         """Called by the attachment after every round."""
         self.step += 1
         self.stats.stepped(numel)
-        self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
+        if self._records is not None:
+            self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
 
     def record(self, kind: str, **fields: Any) -> None:
         """One line in the file of records, where there is one."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tacit.cli import demo_network as network
 from tacit.cli.files import recording
-from tacit.demo import network
 from tacit.demo.facts import CONFIGURATIONS, DEFAULT_TASKS, PLAIN, TASKS
 from tacit.errors import ConfigError
 from tacit.units import parse_rate

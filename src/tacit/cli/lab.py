@@ -151,86 +151,82 @@ def _document(outcome: Outcome, out: Path) -> dict[str, Any]:
 
 def show(outcome: Outcome) -> None:
     """The figures as tables, and what was refused."""
-    from rich.table import Table
-
-    from tacit.topology import rate_text
-    from tacit.units import size_text, time_text
-
-    def rate(record: Record) -> str:
-        return rate_text(record["rate_bps"]) if record.get("rate_bps") else "unshaped"
-
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
     console = _console()
-    limits = [record for record in outcome.records if record["kind"] == "limits"]
-    if limits:
-        table = Table(
-            "rate",
-            "all-reduce of",
-            "took",
-            "2(n-1)/n S/R",
-            "ratio",
-            "with headers",
-            "bytes, seen : counted",
-            "kept",
-        )
-        for r in limits:
-            theory = time_text(r["theory_s"]) if r["theory_s"] else "-"
-            kept = {True: "yes", False: "NO", None: "-"}[r["passed"]]
-            figures = (ratio(r["ratio"]), ratio(r["ratio_with_headers"]), ratio(r["bytes_ratio"]))
-            table.add_row(rate(r), size_text(r["nbytes"]), time_text(r["measured_s"]), theory, *figures, kept)
-        console.print(table)
-        share = f"{100 * limits[0]['payload_share']:.2f} %"
-        console.print(
-            f"The ratio must be within 10 %. Headers leave {share} of a rate to payload; 'with headers' is against that limit.\n",
-            markup=False,
-        )
-    timings = [record for record in outcome.records if record["kind"] == "timing"]
-    if timings:
-        table = Table("job", "rate", "configuration", "step", "speed-up", "sent a step")
-        for r in timings:
-            sent = size_text(r["sent_nbytes_a_step"])
-            row = (r["configuration"], time_text(r["step_p50_s"]), f"{r['speedup']:.2f}", sent)
-            table.add_row(str(r["job"]), rate(r), *row)
-        console.print(table)
-    rounds = [record for record in outcome.records if record["kind"] == "rounds"]
-    if rounds:
-        table = Table(
-            "job",
-            "rate",
-            "strategy",
-            "seed",
-            rounds[0]["metric"],
-            "sent",
-            "against baseline",
-            "took",
-            "against",
-            "talking",
-        )
-        first = {(r["job"], r["rate_bps"], r["seed"]): r for r in rounds if r["baseline"]}
-        for r in rounds:
-            base, bytes_key = (
-                first[r["job"], r["rate_bps"], r["seed"]],
-                "interface_nbytes" if r["interface_nbytes"] else "sent_nbytes",
-            )
-            less = f"{100 * r[bytes_key] / base[bytes_key]:.1f} %" if base[bytes_key] else "-"
-            cells = (
-                str(r["seed"]),
-                f"{r['final']:.4f}",
-                size_text(r[bytes_key]),
-                less,
-                time_text(r["seconds"]),
-            )
-            table.add_row(
-                str(r["job"]), rate(r), r["configuration"], *cells, f"{100 * r['seconds'] / base['seconds']:.0f} %",
-                f"{100 * r['communicating']:.0f} %",
-            )  # fmt: skip
-        console.print(table)
+    for kind, tell in (("limits", _show_limits), ("timing", _show_timings), ("rounds", _show_rounds)):
+        if records := [record for record in outcome.records if record["kind"] == kind]:
+            tell(console, records)
     for sentence in outcome.refused:
         console.print(f"refused: {sentence}", markup=False, style="red")
     if not outcome.shaped:
         console.print("unshaped: this ran on loopback, so times say nothing about a network.", markup=False)
+
+
+def _show_limits(console: Console, records: Sequence[Record]) -> None:
+    from rich.table import Table
+
+    from tacit.units import size_text, time_text
+
+    heads = (
+        "rate",
+        "all-reduce of",
+        "took",
+        "2(n-1)/n S/R",
+        "ratio",
+        "with headers",
+        "bytes, seen : counted",
+        "kept",
+    )
+    table = Table(*heads)
+    for r in records:
+        theory = time_text(r["theory_s"]) if r["theory_s"] else "-"
+        kept = {True: "yes", False: "NO", None: "-"}[r["passed"]]
+        ratios = (
+            "-" if (v := r[name]) is None else f"{v:.3f}"
+            for name in ("ratio", "ratio_with_headers", "bytes_ratio")
+        )
+        table.add_row(_rate(r), size_text(r["nbytes"]), time_text(r["measured_s"]), theory, *ratios, kept)
+    console.print(table)
+    share = f"{100 * records[0]['payload_share']:.2f} %"
+    console.print(
+        f"The ratio must be within 10 %. Headers leave {share} of a rate to payload; 'with headers' is against that limit.\n",
+        markup=False,
+    )
+
+
+def _show_timings(console: Console, records: Sequence[Record]) -> None:
+    from rich.table import Table
+
+    from tacit.units import size_text, time_text
+
+    table = Table("job", "rate", "configuration", "step", "speed-up", "sent a step")
+    for r in records:
+        row = (time_text(r["step_p50_s"]), f"{r['speedup']:.2f}", size_text(r["sent_nbytes_a_step"]))
+        table.add_row(str(r["job"]), _rate(r), r["configuration"], *row)
+    console.print(table)
+
+
+def _show_rounds(console: Console, records: Sequence[Record]) -> None:
+    from rich.table import Table
+
+    from tacit.units import size_text, time_text
+
+    heads = ("sent", "against baseline", "took", "against", "talking")
+    table = Table("job", "rate", "strategy", "seed", records[0]["metric"], *heads)
+    first = {(r["job"], r["rate_bps"], r["seed"]): r for r in records if r["baseline"]}
+    for r in records:
+        base = first[r["job"], r["rate_bps"], r["seed"]]
+        seen = "interface_nbytes" if r["interface_nbytes"] else "sent_nbytes"
+        less = f"{100 * r[seen] / base[seen]:.1f} %" if base[seen] else "-"
+        took = (time_text(r["seconds"]), f"{100 * r['seconds'] / base['seconds']:.0f} %")
+        figures = (f"{r['final']:.4f}", size_text(r[seen]), less, *took, f"{100 * r['communicating']:.0f} %")
+        table.add_row(str(r["job"]), _rate(r), r["configuration"], str(r["seed"]), *figures)
+    console.print(table)
+
+
+def _rate(record: Record) -> str:
+    from tacit.topology import rate_text
+
+    return rate_text(record["rate_bps"]) if record.get("rate_bps") else "unshaped"
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 Not a network: nobody is late and nobody dies. What is counted is what would be sent.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tacit.gossip.meeting import meet
+from tacit.gossip.meeting import distance_apart, keeps_reference, meet
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, LocalSlots, Slots
 from tacit.rounds.adaptive import Movement, Trigger
@@ -28,7 +27,6 @@ class Islands:
     seed: int = 0
     sent_nbytes: int = 0
     exchanges: int = 0
-    why: Counter[str] = field(default_factory=Counter)
     _since: list[int] = field(init=False)
     _references: Tensor = field(init=False)
     _agreed: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -81,7 +79,7 @@ class Islands:
             self.models[rank] += moves[rank]
             self._references[rank] = self.models[rank]
             self._since[rank] = 0
-        if str(self.codec) != "none":
+        if keeps_reference(self.codec):
             self._agreed[pair] = low.middle
         self._since[caller] = 0
         self._references[caller] = self.models[caller]
@@ -94,6 +92,4 @@ class Islands:
         return self.models.mean(0)
 
     def consensus(self) -> float:
-        """Root mean square distance from the mean, over its length."""
-        mean = self.mean()
-        return float(((self.models - mean).square().sum(1).mean() / mean.square().sum()).sqrt())
+        return distance_apart(self.models)

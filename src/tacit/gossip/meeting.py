@@ -67,6 +67,17 @@ def meet(
     return outcomes[0], outcomes[1]
 
 
+def keeps_reference(codec: Codec) -> bool:
+    """Whether two that meet must remember where: a codec that loses nothing says all of a model each time."""
+    return str(codec) != "none"
+
+
+def distance_apart(models: Tensor) -> float:
+    """How far models (rows) are apart: root mean square distance from their mean, over its length."""
+    mean = models.mean(0)
+    return float(((models - mean).square().sum(1).mean() / mean.square().sum()).sqrt())
+
+
 def answer_pair(first: Request, second: Request) -> list[Any]:
     """The answers to a request of each of two ranks that swap their payloads: nothing is cut, packed again or lost."""
     return answer_all([first, second], [0, 0], scheme="ideal")

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import zlib
-from collections import OrderedDict, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ from tacit.codecs import CODECS
 from tacit.gossip import frames
 from tacit.gossip.frames import Frame, PeerError, Talk
 from tacit.gossip.island import Doubt, Island
-from tacit.gossip.meeting import Outcome, answer_pair, speak
+from tacit.gossip.meeting import Outcome, answer_pair, keeps_reference, speak
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
 
 _HEARD_S = 60.0  # a connection on which nobody says anything is closed
-_KEPT = 64  # outcomes of own calls that a peer may still ask for
+_KEPT = 64  # own calls that came to an end, of which a peer may still ask
 _TRIES = 8  # while peers are busy
 _WAIT_S = 0.05
 
@@ -85,8 +85,9 @@ class Peers:
         self._members, self._tell, self._sent = members, tell, sent
         self._meeting = threading.Lock()  # one at a time, as caller or called
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
-        self._outcomes: OrderedDict[str, bool] = OrderedDict()
-        self._number = itertools.count(1)
+        self._happened: deque[str] = deque(maxlen=_KEPT)
+        self._keeps = keeps_reference(codec)
+        self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -147,7 +148,7 @@ class Peers:
         for attempt in range(_TRIES):
             now, members = time.monotonic(), self._members()
             live = [r for r in members if self._paces[r].retry_at <= now]
-            number = next(self._number)
+            number = next(self._calls)
             peer = self._who.partner(self._rank, self._world, number, [*live, self._rank], self._seed)
             if peer is None or self._closed.is_set():
                 return last
@@ -187,7 +188,7 @@ class Peers:
         return Met(peer, why, outcome, seconds, sent)
 
     def _lead(self, talk: Talk, peer: int, deadline: float) -> str:
-        pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._number)}"
+        pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._meetings)}"
         version = pair.version if pair else None
         words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
         talk.send(frames.CALL, words | {"says": str(self._codec), "numel": self._island.numel}, deadline)
@@ -201,7 +202,7 @@ class Peers:
         prepared = talk.expect(frames.PREPARED, deadline)
         if prepared.words.get("middle") != _digest(result.middle):
             raise PeerError("the two sides of a meeting came to different ends")
-        self._remember(meeting, True)  # from here on it has happened
+        self._happened.append(meeting)  # from here on it has
         self._island.conclude(
             peer, meeting, result.delta if self._who.mode != "push" else None, result.middle, self._keeps
         )
@@ -209,16 +210,6 @@ class Peers:
             talk.send(frames.COMMIT, {}, deadline)
             talk.expect(frames.DONE, deadline)
         return "met"
-
-    def _remember(self, meeting: str, happened: bool) -> None:
-        self._outcomes[meeting] = happened
-        while len(self._outcomes) > _KEPT:
-            self._outcomes.popitem(last=False)
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether a reference is needed: a codec that loses nothing needs none."""
-        return str(self._codec) != "none"
 
     # ---- answering
 
@@ -239,7 +230,7 @@ class Peers:
                 if frame.kind == frames.CALL:
                     self._follow(talk, frame)
                 elif frame.kind == frames.OUTCOME:
-                    words = {"happened": self._outcomes.get(str(frame.words.get("meeting")), False)}
+                    words = {"happened": frame.words.get("meeting") in self._happened}
                     talk.send(frames.OUTCOME, words, time.monotonic() + FIRST_S)
                 elif frame.kind == frames.GET:
                     self._show(talk, frame)

@@ -142,8 +142,7 @@ class Train(Order):
 
     def check(self, where: str) -> None:
         super(Train, self).check(where)
-        if self.task not in TASKS:
-            raise ConfigError(f"{where}: there is no task {self.task!r}; choose from {', '.join(TASKS)}")
+        _check_task(self.task, where)
         if min(self.steps, self.train_steps) < 0 or self.steps + self.train_steps < 1 or self.judge_every < 1:
             raise ConfigError(
                 f"{where}: steps = {self.steps}, train_steps = {self.train_steps}, judge_every = {self.judge_every}; "
@@ -168,8 +167,7 @@ class Rounds:
     def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
         """The order in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
         order = read_fields(cls, table, where)
-        if order.task not in TASKS:
-            raise ConfigError(f"{where}: there is no task {order.task!r}; choose from {', '.join(TASKS)}")
+        _check_task(order.task, where)
         if not order.strategies or order.train_steps < 1 or not order.seeds:
             raise ConfigError(f"{where}: name one strategy and one seed or more, and 1 or more train_steps")
         return order
@@ -218,6 +216,11 @@ def steps_to(
             return before[0] + (step - before[0]) * (target - before[1]) / (value - before[1])
         before = step, value
     return None
+
+
+def _check_task(task: str, where: str) -> None:
+    if task not in TASKS:
+        raise ConfigError(f"{where}: there is no task {task!r}; choose from {', '.join(TASKS)}")
 
 
 def read_fields(cls: type[_T], table: Mapping[str, Any], where: str) -> _T:
