@@ -11,7 +11,7 @@ from tacit.errors import ConfigError, TacitError
 from tacit.lab import jobs
 from tacit.lab.experiment import Run, read
 from tacit.lab.inside import Traffic, parse
-from tacit.lab.jobs.limits import Limits, figures, limit_s, repeats_of
+from tacit.lab.jobs.limits import Limits, figures, in_row_of, limit_s, repeats_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +132,8 @@ def test_short_all_reduces_are_timed_more_often() -> None:
     assert repeats_of(1_000_000, 5, 1e8) == 25
     assert repeats_of(1_000_000, 5, 1e10) == 40
     assert repeats_of(1_000_000, 5, None) == 5
+    assert in_row_of(1_000_000, 4, 5e8) == 5  # 24 ms each
+    assert in_row_of(1_000_000, 4, 1e8) == in_row_of(1_000_000, 4, None) == in_row_of(1_000_000, 1, 1e8) == 1
 
 
 def test_limits_on_loopback_claims_nothing() -> None:
