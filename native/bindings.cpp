@@ -50,6 +50,11 @@ void random_bits(std::uint64_t seed, Array<std::uint32_t> out) {
     tacit::random_bits(seed, span(out));
 }
 
+double keep(Array<const float> x, Array<const float> reference, Array<float> out) {
+    nb::gil_scoped_release unlocked;
+    return tacit::keep(span(x), span(reference), span(out));
+}
+
 // Lanes come in three types: call(span of the right one).
 using Lanes = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstLanes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -155,6 +160,9 @@ NB_MODULE(_core, m) {
     m.def("random_bits", &random_bits, "seed"_a, "out"_a.noconvert(),
           nb::sig("def random_bits(seed: int, out: " UINT32S ") -> None"),
           "Fills `out` with the bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.");
+    m.def("keep", &keep, "x"_a.noconvert(), "reference"_a.noconvert(), "out"_a.noconvert(),
+          nb::sig("def keep(x: " FLOAT32S ", reference: " FLOAT32S ", out: " FLOAT32S ") -> float"),
+          "out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.");
 
     m.def("hush_padded", &tacit::hush_padded, "numel"_a,
           "Lanes of `numel` elements; their indices take half as many bytes.");

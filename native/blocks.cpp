@@ -71,6 +71,13 @@ void random_bits(std::uint64_t seed, std::span<std::uint32_t> out) {
     in_use().load()->random_bits(seed, out.size(), out.data());
 }
 
+double keep(std::span<const float> x, std::span<const float> reference, std::span<float> out) {
+    if (x.size() != out.size() || x.size() != reference.size())
+        refuse("x, reference and out have ", std::to_string(x.size()), ", ", std::to_string(reference.size()),
+               " and ", std::to_string(out.size()), " elements; all have the same number");
+    return in_use().load()->keep(x.data(), reference.data(), x.size(), out.data());
+}
+
 std::vector<std::string> simd_variants() {
     std::vector<std::string> names;
     for (const Kernels* kernels : runnable()) names.emplace_back(kernels->name);

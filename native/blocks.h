@@ -43,6 +43,9 @@ void unpack_blocks(std::span<const std::uint8_t> data, Layout layout, float gain
 // The bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.
 void random_bits(std::uint64_t seed, std::span<std::uint32_t> out);
 
+// out = x, and |x - reference|^2, in one pass; the three do not overlap.
+double keep(std::span<const float> x, std::span<const float> reference, std::span<float> out);
+
 // The instruction sets this build has and this CPU can run, slowest first. All give the same bits.
 std::vector<std::string> simd_variants();
 std::string simd();

@@ -17,6 +17,7 @@ struct Kernels {
     void (*unpack4)(const std::uint8_t* data, std::size_t numel, std::size_t block, float gain, bool add,
                     float* out);
     void (*random_bits)(std::uint64_t seed, std::size_t numel, std::uint32_t* out);
+    double (*keep)(const float* x, const float* reference, std::size_t numel, float* out);
 };
 
 namespace baseline {

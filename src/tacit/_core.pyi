@@ -30,6 +30,11 @@ def random_bits(seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint32
     Fills `out` with the bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.
     """
 
+def keep(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], reference: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> float:
+    """
+    out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.
+    """
+
 def hush_padded(numel: int) -> int:
     """Lanes of `numel` elements; their indices take half as many bytes."""
 
