@@ -64,9 +64,10 @@ class Strategy:
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
         named = parts[0].partition("(")[0].strip() in ROUNDS
         when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or named else EveryStep()
-        if not parts:
+        said = parts[0] if parts else getattr(when, "says", None)  # some rules have a codec of their own
+        if said is None:
             raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
-        what = _build(parts[0], CODECS, "codec")
+        what = _build(said, CODECS, "codec")
         who = (
             _build(parts[1], {**SCHEMES, "gossip": Gossip}, "scheme")
             if len(parts) == 2

@@ -13,6 +13,7 @@ RULES = (
     "post_local(4, after=3)",
     "slowmo(4)",
     "diloco(4)",
+    "sparseloco(4)",
     "streaming(4, parts=2, delay=1)",
     "elastic(4)",
     "stale(4, delay=2)",

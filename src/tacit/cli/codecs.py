@@ -19,10 +19,12 @@ DEFAULT = (
     "int4(rounding=nearest)",
     "thc",
     "hush",
+    "topk",
     "ef(bf16)",
     "ef(int8)",
     "ef(int4(rounding=nearest))",
     "ef(hush)",
+    "ef(topk, decay=0.95)",
 )
 
 

@@ -5,6 +5,7 @@ from tacit.codecs.cast import Bf16, Fp16, Plain
 from tacit.codecs.error_feedback import ErrorFeedback
 from tacit.codecs.hush import Hush
 from tacit.codecs.thc import Thc
+from tacit.codecs.topk import TopK
 from tacit.errors import ConfigError
 from tacit.requests import Codec
 
@@ -16,6 +17,7 @@ CODECS: dict[str, type] = {
     "int4": Int4,
     "thc": Thc,
     "hush": Hush,
+    "topk": TopK,
     "ef": ErrorFeedback,
 }
 
@@ -39,5 +41,6 @@ __all__ = [
     "Int8",
     "Plain",
     "Thc",
+    "TopK",
     "register",
 ]

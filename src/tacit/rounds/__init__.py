@@ -11,6 +11,7 @@ from tacit.rounds.local import Local
 from tacit.rounds.merging import Merging, Moment
 from tacit.rounds.post_local import PostLocal
 from tacit.rounds.slowmo import SlowMo
+from tacit.rounds.sparseloco import SparseLoCo
 from tacit.rounds.stale import Stale
 from tacit.rounds.streaming import Streaming
 
@@ -28,6 +29,7 @@ ROUNDS: dict[str, type] = {
     "adacomm": AdaComm,
     "slowmo": SlowMo,
     "diloco": DiLoCo,
+    "sparseloco": SparseLoCo,
     "streaming": Streaming,
     "elastic": Elastic,
     "stale": Stale,
@@ -48,6 +50,7 @@ __all__ = [
     "PostLocal",
     "Round",
     "SlowMo",
+    "SparseLoCo",
     "Stale",
     "Streaming",
     "Trigger",

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from tacit.errors import ConfigError
 
-DEFAULT_THETA = 0.02
+DEFAULT_THETA = 0.05  # docs/rounds.md shows a decade around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`adaptive(0.02)`; `adaptive(0.02, follow=False)` as the paper may have had it; `by=layer`."""
+    """`adaptive` is `adaptive(0.05)`; `adaptive(0.05, follow=False)` as the paper may have had it; `by=layer`."""
 
     theta: float = DEFAULT_THETA
     follow: bool = True

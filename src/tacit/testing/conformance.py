@@ -179,18 +179,18 @@ def _shares(codec: Codec) -> Iterator[Finding]:
 
 
 def _memory(codec: Codec) -> Iterator[Finding]:
-    """sent + remembered = input, over several steps, if the codec claims to remember."""
+    """sent + remembered = input + what stayed of the memory, in several steps, if the codec claims to remember."""
     if not codec.traits.remembers:
         return
     world, steps, numel = 3, 5, 1000
     slots = [LocalSlots(torch.empty(numel)) for _ in range(world)]
-    given, got = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
+    kept, value, stays = torch.zeros(numel, dtype=torch.float64), 0.0, getattr(codec, "decay", 1.0)
     for step in range(steps):
         inputs = vectors("lognormal", world, numel, seed=step)
-        given += torch.stack(inputs).double().sum(0)
-        got += loop_back(codec, inputs, memories=slots, step=step)[0].total.double()
-    kept = torch.stack([s.vector("residual") for s in slots]).double().sum(0)
-    value = ((given - got - kept).abs().max() / given.abs().max()).item()
+        given = torch.stack(inputs).double().sum(0) + stays * kept
+        got = loop_back(codec, inputs, memories=slots, step=step)[0].total.double()
+        kept = torch.stack([s.vector("residual") for s in slots]).double().sum(0)
+        value = max(value, ((given - got - kept).abs().max() / given.abs().max()).item())
     why = "sent + remembered = input" if value < 1e-5 else "what was not sent was not remembered"
     yield Finding(str(codec), "memory", value < 1e-5, why, world=world, value=value, limit=1e-5)
 

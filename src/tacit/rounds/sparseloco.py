@@ -1,0 +1,37 @@
+"""SparseLoCo (Sarfi et al. 2025): DiLoCo whose momentum is what was left unsaid. Each rank says the few largest parts of its difference
+and remembers the rest; an outer step of plain SGD follows the mean.
+
+    e <- d e + (w - anchor),    say C(e),    e <- e - C(e)              d: the decay; C: top-k, a few bits each
+    anchor <- anchor + a m,     w <- anchor                             m: mean of what the ranks said
+
+The first line is the codec's, `ef(topk, decay=0.95)`: after a merge w is the anchor, and what was not said lives in the codec's memory
+alone. With a codec that says all, and rate 1, it is `local`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tacit.requests import Slots
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLoCo(Periodic):
+    """`sparseloco(30) / ef(topk, decay=0.95)`: the paper's; 15 to 250 steps are usual."""
+
+    every: int = 30
+    rate: float = 1.0
+    name: ClassVar[str] = "sparseloco"
+    says: ClassVar[str] = "ef(topk, decay=0.95)"
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+        share("rate", self.rate, below=10)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.every}, rate={self.rate:g})"
+
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
+        return slots.vector(ANCHOR).add_(mean, alpha=self.rate)
