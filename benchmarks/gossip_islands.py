@@ -3,12 +3,21 @@
     python benchmarks/gossip_islands.py --epochs 10 --seeds 0 1 2 --rules 'every / none' 'adaptive(0.02) / hush'
 
 Traffic is in models sent by an island in a step: gossip at every step, one exchange an island, sends 1.0. One JSON record a line.
+
+    python benchmarks/gossip_islands.py --plot docs/images/gossip-theta.svg sweep.jsonl
+
+draws what the threshold does, from such records (of files, or of stdin): accuracy and bytes against gossip at every step.
 """
 
 import argparse
 import json
 import math
+import sys
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +26,8 @@ from torch.func import functional_call, grad, vmap
 from tacit.demo.tasks import idx
 from tacit.gossip.islands import Islands
 from tacit.gossip.partners import Gossip
-from tacit.rounds import Trigger
+from tacit.rounds import Adaptive, Trigger
+from tacit.rounds.adaptive import DEFAULT_THETA
 from tacit.strategy import Strategy
 
 WORLD, BATCH, LR, MOMENTUM = 8, 32, 0.05, 0.9
@@ -103,13 +113,116 @@ def train(kind: str, text: str, seed: int, epochs: float) -> dict[str, object]:
     }  # fmt: skip
 
 
+BASELINE, POINTS, SHARE = (
+    "every / none / gossip",
+    -0.3,
+    8.0,
+)  # the bounds of docs/rounds.md: points, and % of the bytes
+Curve = dict[float, list[tuple[float, float]]]  # by theta: of each seed, points and % of the bytes
+
+
+def against_every_step(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+    """By model and codec, what each threshold came to beside gossip at every step with the same seed and length."""
+    told = {
+        (r["model"], r["strategy"], r["seed"], r["epochs"]): r for r in records
+    }  # run again: the last counts
+    found: dict[str, dict[str, Curve]] = {}
+    for (model, text, seed, epochs), record in told.items():
+        strategy, base = Strategy.parse(text), told.get((model, BASELINE, seed, epochs))
+        when = strategy.when
+        if base is None or not isinstance(when, Adaptive) or not when.follow or when.by != "model":
+            continue
+        figures = (
+            100 * (record["accuracy"] - base["accuracy"]),
+            100 * record["traffic"] / base["traffic"],
+        )
+        codecs = found.setdefault(model, {})
+        codecs.setdefault(str(strategy.what), {}).setdefault(when.theta, []).append(figures)
+    return found
+
+
+def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
+    """Above accuracy, below bytes, a column a model, a line a codec; whiskers over the seeds; dashed, what is promised."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    from tacit.report import drawing
+
+    found = against_every_step(records)
+    if not found:
+        raise SystemExit(
+            f"nothing to draw: give records of adaptive(...) and of {BASELINE!r} with the same seed"
+        )
+    names = sorted(
+        {codec for codecs in found.values() for codec in codecs}, key=lambda codec: codec != "none"
+    )
+    thetas = sorted({theta for codecs in found.values() for curve in codecs.values() for theta in curve})
+    ink = drawing.colours(["", *names])
+    models = sorted(found, reverse=True)
+    with drawing.canvas(5.2) as figure:
+        figure.set_size_inches(1.2 + 3.3 * len(models), 5.2)
+        panels = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
+        for column, model in enumerate(models):
+            for which, axes in enumerate(panels[:, column]):
+                for codec in (name for name in names if name in found[model]):
+                    label = codec if not column and not which else None
+                    _line(axes, found[model][codec], which, ink[codec], label)
+                axes.axhline((POINTS, SHARE)[which], color=drawing.INK, lw=0.9, ls=(0, (4, 3)))
+                axes.axvline(DEFAULT_THETA, color=drawing.INK, lw=0.9, ls=(0, (1, 2)))
+            panels[0, column].set_title(model.upper(), fontsize=10)
+            panels[0, column].axhline(0, color=drawing.INK, lw=0.8)
+            panels[1, column].set_xlabel("theta: talk when the model has moved so far")
+        panels[0, 0].set_ylabel("points of accuracy\nagainst every step")
+        panels[1, 0].set(ylabel="bytes, % of every step", yscale="log")
+        panels[1, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panels[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+        panels[1, 0].yaxis.set_minor_formatter(NullFormatter())
+        for axes, bound, told in ((panels[0, -1], POINTS, "-0.3 points"), (panels[1, -1], SHARE, "8 %")):
+            axes.annotate(told, (1, bound), xycoords=("axes fraction", "data"), xytext=(0, 3), ha="right",
+                          textcoords="offset points", fontsize=8.5)  # fmt: skip
+        axes = panels[0, 0]
+        axes.annotate("default", (DEFAULT_THETA, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
+                      textcoords="offset points", fontsize=8.5)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xticks(thetas, [f"{theta:g}" for theta in thetas])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        drawing.legend(figure, ncols=len(names))
+        path.write_text(drawing.standalone(drawing.svg(figure, path.stem)))
+
+
+def _line(axes: Any, curve: Curve, which: int, colour: str, label: str | None) -> None:
+    thetas = sorted(curve)
+    values = [[figures[which] for figures in curve[theta]] for theta in thetas]
+    means = [fmean(seeds) for seeds in values]
+    reach = [[mean - min(s) for mean, s in zip(means, values, strict=True)],
+             [max(s) - mean for mean, s in zip(means, values, strict=True)]]  # fmt: skip
+    axes.errorbar(
+        thetas, means, yerr=reach, color=colour, lw=1.5, marker="o", ms=4, elinewidth=1, label=label
+    )
+
+
+def read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """The benchmark's own records in these files, or in stdin."""
+    lines = (
+        [line for file in files for line in file.read_text().splitlines()] if files else sys.stdin.readlines()
+    )
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [record for record in found if record.get("benchmark") == "gossip islands"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("records", nargs="*", type=Path, help="with --plot: files of records (stdin)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="SVG", help="train nothing; draw what records say of theta"
+    )
     parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp")
     parser.add_argument("--epochs", type=float, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     args = parser.parse_args()
+    if args.plot:
+        plot(read(args.records), args.plot)
+        return
     torch.set_num_threads(1)
     for seed in args.seeds:
         for text in args.rules:

@@ -62,6 +62,7 @@ class Handle:
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
         self.loss: float | None = None  # as last told
+        self.listen: Callable[..., None] | None = None  # hears what is recorded, file or not
         self._attachment: Attachment | None = None
         self._records = Recorder(records) if records is not None else None
 
@@ -80,7 +81,9 @@ class Handle:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
 
     def record(self, kind: str, **fields: Any) -> None:
-        """One line in the file of records, where there is one."""
+        """One line in the file of records, where there is one, and a word to who listens."""
+        if self.listen is not None:
+            self.listen(kind, **fields)
         if self._records is not None:
             self._records.record(kind, rank=self.rank, **fields)
 

@@ -206,21 +206,50 @@ def _show_timings(console: Console, records: Sequence[Record]) -> None:
 
 
 def _show_rounds(console: Console, records: Sequence[Record]) -> None:
+    """A table a job and rate: means over the seeds, and how far the farthest seed is from its mean."""
     from rich.table import Table
 
-    from tacit.units import size_text, time_text
+    from tacit.report.rounds import Over, trials
+    from tacit.report.runs import Run
+    from tacit.report.text import duration_text
+    from tacit.units import size_text
 
-    heads = ("sent", "against baseline", "took", "against", "talking")
-    table = Table("job", "rate", "strategy", "seed", records[0]["metric"], *heads)
-    first = {(r["job"], r["rate_bps"], r["seed"]): r for r in records if r["baseline"]}
-    for r in records:
-        base = first[r["job"], r["rate_bps"], r["seed"]]
-        seen = "interface_nbytes" if r["interface_nbytes"] else "sent_nbytes"
-        less = f"{100 * r[seen] / base[seen]:.1f} %" if base[seen] else "-"
-        took = (time_text(r["seconds"]), f"{100 * r['seconds'] / base['seconds']:.0f} %")
-        figures = (f"{r['final']:.4f}", size_text(r[seen]), less, *took, f"{100 * r['communicating']:.0f} %")
-        table.add_row(str(r["job"]), _rate(r), r["configuration"], str(r["seed"]), *figures)
-    console.print(table)
+    def spread(over: Over | None, show: str, factor: float = 100) -> str:
+        if over is None:
+            return "-"
+        off = factor * max(over.most - over.mean, over.mean - over.least)
+        return f"{factor * over.mean:{show}}" + (f" ±{off:{show.lstrip('+')}}" if over.n > 1 else "")
+
+    for trial in trials([Run("", "", "", tuple(records))]):
+        first = trial.first
+        heads = ("sent", "% of it", "took", "% of it", "% talking", "exchanges")
+        against = "points" if first.higher_is_better else "% more"
+        table = Table(title=f"{first.job}: {trial.title}", title_justify="left")
+        table.add_column("strategy", no_wrap=True)
+        for head in ("seeds", first.metric, against, *heads):
+            table.add_column(head, justify="right")
+        for rule in trial.rules:
+            sent, took = rule.over(lambda own: own.nbytes), rule.over(lambda own: own.seconds)
+            begun = rule.over(lambda own: own.exchanges)
+            table.add_row(
+                rule.name,
+                str(len(rule.pairs)),
+                spread(rule.over(lambda own: own.final), ".4f", 1),
+                spread(rule.difference, "+.2f"),
+                size_text(sent.mean) if sent else "-",
+                spread(rule.bytes_share, ".1f"),
+                duration_text(took.mean) if took else "-",
+                spread(rule.time_ratio, ".1f"),
+                spread(rule.over(lambda own: own.communicating), ".0f"),
+                f"{begun.mean:,.0f}" if begun else "-",
+            )
+        console.print(table)
+    seen = "at the interfaces" if records[0].get("interface_nbytes") else "as counted where they leave"
+    console.print(
+        f"Means over the seeds, ± the farthest one. Bytes are a rank's, {seen}, without the final merge. Points and % of it are\n"
+        "against the first strategy with the same seed. Talking: what a step takes longer than compute alone.\n",
+        markup=False,
+    )
 
 
 def _rate(record: Record) -> str:

@@ -43,7 +43,7 @@ def accuracy_over_time(contest: Contest, colours: Colours, name: str) -> str:
             axes.annotate(told, (1, trained.target), xycoords=("axes fraction", "data"), xytext=(0, -11),
                           textcoords="offset points", ha="right", fontsize=8.5)  # fmt: skip
         values = [v for s in shown for seed in s.seeds for _, v in seed.curve]
-        _focus(axes, values, trained.higher_is_better, trained.target)
+        focus(axes, values, trained.higher_is_better, trained.target)
         if trained.higher_is_better and all(0 <= v <= 1 for v in values):
             axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.3g} %"))
         axes.set(xlabel=f"{unit} of training", ylabel=trained.metric, xlim=(0, longest / factor))
@@ -66,7 +66,7 @@ def _curves(axes: Axes, standing: Standing, colour: str, factor: float) -> None:
         axes.plot([spread.p50 / factor], [target], "o", ms=5, color=colour, mec=INK, mew=0.7, zorder=5)
 
 
-def _focus(axes: Axes, values: Sequence[float], higher_is_better: bool, target: float | None) -> None:
+def focus(axes: Axes, values: Sequence[float], higher_is_better: bool, target: float | None) -> None:
     """Leaves out the first climb, which would press the rest into a line; the target is always seen."""
     if len(values) < 10:
         return

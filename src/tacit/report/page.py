@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tacit.records import Record
-from tacit.report import cards, demo_page, evidence, html, lab_page, tables
+from tacit.report import cards, demo_page, evidence, html, lab_page, rounds_page, tables
 from tacit.report.contests import Contest, contests
 from tacit.report.demo_page import LOOPBACK
 from tacit.report.files import write_all
 from tacit.report.gallery import Gallery
 from tacit.report.html import Section
+from tacit.report.rounds import Trial, trials
 from tacit.report.runs import FIGURES, SIMULATED, Run, label, of_records
 from tacit.report.verdicts import finding, verdicts
 from tacit.units import size_text
@@ -53,7 +54,10 @@ def compose(runs: Sequence[Run]) -> Report:
     """The page of these runs, side by side where their workloads match."""
     runs = label(runs)
     found, gallery, several = contests(runs), Gallery(), len(runs) > 1
-    told = {run.label: verdicts(run, found) for run in runs if not (several and _only_lends(run, found))}
+    tried = trials(runs)
+    told = {
+        run.label: verdicts(run, found, tried) for run in runs if not (several and _only_lends(run, found))
+    }
     for run in runs:
         if run.unfinished:
             told.setdefault(run.label, []).append(run.unfinished)
@@ -61,13 +65,16 @@ def compose(runs: Sequence[Run]) -> Report:
     sections: list[Section | None] = [
         evidence.compared(compared, [run.label for run in runs], gallery),
         *lab_page.families(runs, found, gallery),
+        *rounds_page.sections(tried, gallery, several),
         *(part for run in runs for part in _parts(run, found, gallery, several)),
         *(_facts(run, several) for run in runs),
     ]
     shown = [section for section in sections if section]
-    body = _head(runs, told, compared) + cards.cards(found, several) + _contents(shown)
+    body = _head(runs, told, compared) + cards.cards(found, several) + rounds_page.cards(tried, several)
+    body += _contents(shown)
     body += "".join(section.html(place) for place, section in enumerate(shown))
-    return Report(html.document(_title(runs), body), told, gallery.files(), _tables(runs, found, compared))
+    written = _tables(runs, found, tried, compared)
+    return Report(html.document(_title(runs), body), told, gallery.files(), written)
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -152,7 +159,7 @@ def _facts(run: Run, several: bool) -> Section | None:
 
 
 def _tables(
-    runs: Sequence[Run], found: Sequence[Contest], compared: list[tables.TableRow]
+    runs: Sequence[Run], found: Sequence[Contest], tried: Sequence[Trial], compared: list[tables.TableRow]
 ) -> dict[str, list[tables.TableRow]]:
     """What JSON and CSV hold; a table that has no rows is left out."""
     told = {
@@ -161,6 +168,8 @@ def _tables(
         "standings": tables.standing_rows(found),
         "predictions": tables.prediction_rows(found),
         "compared": compared,
+        "strategies": rounds_page.rule_rows(tried),
+        "rounds": rounds_page.training_rows(tried),
         "accuracy": [row for run in runs for row in tables.accuracy_rows(run)],
         "limits": [row for run in runs for row in tables.limit_rows(run)],
         "calibration": [row for run in runs for row in tables.calibration_rows(run)],

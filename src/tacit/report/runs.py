@@ -14,7 +14,7 @@ from tacit.records import Record, TornRecordWarning
 from tacit.report.text import counted
 
 SIMULATED = frozenset({"cost", "sim"})
-FIGURES = frozenset({"timing", "accuracy", "limits", "calibration", "training"}) | SIMULATED
+FIGURES = frozenset({"timing", "accuracy", "rounds", "limits", "calibration", "training"}) | SIMULATED
 """The kinds of records that a page can be made of."""
 _UNFINISHED = {
     "interrupted": "This run was interrupted",

@@ -19,9 +19,19 @@ from tacit.report.contests import (
     refusals,
     scale_text,
 )
+from tacit.report.rounds import LOSS, POINTS, Trial
 from tacit.report.runs import Run
 from tacit.report.tables import cost_rows, limit_rows
-from tacit.report.text import counted, listed, metric_text, rate_text, times_text
+from tacit.report.text import (
+    apart_text,
+    counted,
+    less_text,
+    listed,
+    metric_text,
+    percent_text,
+    rate_text,
+    times_text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +79,13 @@ def finding(contest: Contest) -> Finding:
     return Finding(contest, next(iter(ranked), None), next(iter(own), None))
 
 
-def verdicts(run: Run, contests: Sequence[Contest]) -> list[str]:
-    """What this run shows, a sentence a workload, those that were trained to a target first; else what its other
-    records show, in one sentence."""
+def verdicts(run: Run, contests: Sequence[Contest], tried: Sequence[Trial] = ()) -> list[str]:
+    """What this run shows, a sentence a workload, those that were trained to a target first, then a sentence a trial; else
+    what its other records show, in one sentence."""
     own = families([contest for contest in contests if contest.run == run.label])
-    if own:
-        told = [f"{_family(family)}." for family in sorted(own, key=lambda family: family[0].target is None)]
+    told = [f"{_family(family)}." for family in sorted(own, key=lambda family: family[0].target is None)]
+    told += [_trial(trial) for trial in tried if trial.run == run.label]
+    if told:
         return [*told, *_refusal(run, contests)]
     if refused := _refusal(run, contests):
         return refused
@@ -190,6 +201,36 @@ def _where(found: Sequence[Finding], family: Sequence[Contest]) -> str:
     if len(units) == 1 and len(links) > 1:  # '100 and 200 Mbit', the unit once
         return f"at {listed([link.rpartition(' ')[0] for link in links])} {units.pop()}"
     return f"at {listed(links)}"
+
+
+def _trial(trial: Trial) -> str:
+    """Who says least and learns as well as the baseline, what that saves, and how much the baseline talks."""
+    base, best, first = trial.baseline, trial.best, trial.first
+    where = f"at {trial.link}" if first.shaped else f"over {trial.link}"
+    head = f"On {first.workload} {where} ({counted(len(trial.rules[0].pairs), 'seed')}), "
+    if base is None or not trial.others:
+        return f"{head}“{first.configuration}” was trained, and nothing beside it to compare with."
+    share = base.over(lambda own: own.communicating)
+    talks = f", which communicates {percent_text(share.mean)} of a step" if share and first.shaped else ""
+    sent, took, apart = (best.bytes_share, best.time_ratio, best.difference) if best else (None, None, None)
+    if best is None or sent is None or apart is None:
+        bound = f"{100 * POINTS:g} points" if first.higher_is_better else f"{100 * LOSS:g} %"
+        return (
+            f"{head}no strategy came within {bound} {first.metric} of “{base.name}”{talks}{_nearest(trial)}."
+        )
+    time = f" and takes {less_text(took.mean)} time" if took and first.shaped else ""
+    told = apart_text(apart.mean, first.higher_is_better)
+    return f"{head}“{best.name}” sends {less_text(sent.mean)}{time} than “{base.name}”{talks}, at {told} {first.metric}."
+
+
+def _nearest(trial: Trial) -> str:
+    near = trial.nearest
+    if near is None or near.difference is None:
+        return ""
+    told = apart_text(near.difference.mean, trial.first.higher_is_better)
+    return f"; the nearest is “{near.name}”, at {told}" + (
+        f", which sends {less_text(near.bytes_share.mean)}" if near.bytes_share else ""
+    )
 
 
 def _refusal(run: Run, contests: Sequence[Contest]) -> list[str]:

@@ -154,13 +154,17 @@ class Train(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """A task of the demo, trained to the end under each of `strategies`, one after the other; the first is the baseline."""
+    """A task of the demo, trained to the end under each of `strategies`, one after the other; the first is the baseline.
+
+    Its curve has a point at so many `evaluations`, evenly spread over the steps.
+    """
 
     job: str = ""
     task: str
     strategies: tuple[str, ...]
     train_steps: int = 1000
     seeds: tuple[int, ...] = (0,)
+    evaluations: int = 20
     timed = True
 
     @classmethod
@@ -170,6 +174,12 @@ class Rounds:
         _check_task(order.task, where)
         if not order.strategies or order.train_steps < 1 or not order.seeds:
             raise ConfigError(f"{where}: name one strategy and one seed or more, and 1 or more train_steps")
+        if order.evaluations < 1:
+            raise ConfigError(f"{where}: evaluations = {order.evaluations}; the curve has 1 point or more")
+        for names, what in ((order.strategies, "strategy"), (order.seeds, "seed")):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ConfigError(f"{where}: {what} {twice!r} is named twice; keep one")
         return order
 
     def check_names(self) -> None:

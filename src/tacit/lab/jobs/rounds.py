@@ -6,32 +6,43 @@ task = "fashion_mlp"
 strategies = ["every / none / gossip", "adaptive(0.02) / hush / gossip"]      # the first is the baseline
 train_steps = 2000
 seeds = [0, 1, 2]
+evaluations = 20                                                              # points of the curve
 
 Beside it, compute alone is timed with all ranks at work: what a step takes longer than that is communication, and its share is told.
+
+The curve disturbs nothing: at the same steps, whenever it gets there, each rank keeps a copy of its model; when the training is over,
+the mean of the copies of a step is judged, and how far they were apart. Only making the copy is in the time (a pass over the model).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
+from torch.nn.utils import vector_to_parameters
 
 import tacit
 from tacit.demo.facts import TASKS
 from tacit.demo.tasks import BUILDERS, Task, learning_rates
+from tacit.gossip.partners import Gossip
 from tacit.lab.jobs.common import Network, Progress, arguments, joined, over_ranks, say
+from tacit.lab.jobs.diary import Diary, Mark, marked_steps, together
 from tacit.lab.jobs.orders import Rounds
 
 ALONE_STEPS = 40
+OVER_SEEDS = ("final", "difference", "bytes_share", "time_ratio", "communicating", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One rank's figures of one training."""
+    """One rank's figures of one training; metrics are 0 where another rank judges."""
 
     seconds: float
     sent_nbytes: float
@@ -39,35 +50,47 @@ class Trained:
     merge_nbytes: int
     apart: float
     metric: float
+    diary: Diary
 
 
 def run(order: Rounds, network: Network) -> None:
     """Every seed, every strategy; rank 0 says a `rounds` for each."""
     task = BUILDERS[order.task]()
-    compute_s = _alone_s(task)
-    baseline = order.strategies[0]
+    told: list[dict[str, Any]] = []
     for seed in order.seeds:
+        compute_s = _alone_s(task, min(ALONE_STEPS, order.train_steps))
         for text in order.strategies:
-            found = _train(order, task, text, seed, network)
-            _tell(order, network, text, seed, compute_s, found, text == baseline)
+            facts = _figures(order, task, _train(order, task, text, seed, network), network, compute_s)
+            facts = {"job": order.job, "configuration": text, "seed": seed, **facts}
+            facts |= _against(facts, next((f for f in told if f["seed"] == seed), facts))
+            told.append(facts)
+            say("rounds", **facts, over_seeds=_over_seeds([f for f in told if f["configuration"] == text]))
 
 
-def _alone_s(task: Task) -> float:
+def _alone_s(task: Task, steps: int) -> float:
     """A step of compute, while every rank computes and nobody talks: the slowest rank's mean."""
     model = task.model()
     optimizer, rng = task.optimizer(model), torch.Generator().manual_seed(dist.get_rank())
     _step(task, model, optimizer, rng)
     dist.barrier()
     began = time.monotonic()
-    for _ in range(ALONE_STEPS):
+    for _ in range(steps):
         _step(task, model, optimizer, rng)
-    return over_ranks([(time.monotonic() - began) / ALONE_STEPS], dist.ReduceOp.MAX)[0]
+    return over_ranks([(time.monotonic() - began) / steps], dist.ReduceOp.MAX)[0]
 
 
-def _step(task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: torch.Generator) -> None:
+def _step(
+    task: Task,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rng: torch.Generator,
+    tell: Callable[[torch.Tensor], None] = lambda loss: None,
+) -> None:
     x, y = task.batch(rng)
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    tell(loss.detach())
     optimizer.step()
 
 
@@ -75,19 +98,21 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer(model)
+    diary = Diary(marked_steps(order.train_steps, order.evaluations), network.transmitted)
     handle = tacit.attach(model, optimizer, text, seed=seed)
-    schedule, rng = (
-        learning_rates(optimizer, order.train_steps),
-        torch.Generator().manual_seed(seed + 1000 * dist.get_rank()),
-    )
+    handle.listen = diary.hear  # in memory: a file's lines would be in the time
+    summed = handle.strategy.when.speaks == "gradients" and not isinstance(handle.strategy.who, Gossip)
+    schedule = learning_rates(optimizer, order.train_steps)
+    rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
     progress = Progress(order.job, f"{text}, seed {seed}", order.train_steps)
     dist.barrier()
-    before, began = network.transmitted(), time.monotonic()
-    for _ in range(order.train_steps):
-        _step(task, model, optimizer, rng)
+    diary.begin()
+    for step in range(1, order.train_steps + 1):
+        _step(task, model, optimizer, rng, handle.told)
         schedule.step()
+        diary.stepped(step, model, handle.stats.sent_nbytes, summed=summed)
         progress.advance()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - diary.began_s
     dist.barrier()
     trained = network.transmitted()
     sent = float(handle.stats.sent_nbytes)
@@ -97,31 +122,103 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     handle.merge()
     dist.barrier()
     merged = network.transmitted()
-    metric = task.evaluate(model) if dist.get_rank() == 0 else 0.0
+    metric = _evaluate(task, model) if dist.get_rank() == 0 else 0.0
     dist.barrier()
     handle.close()
-    return Trained(seconds, sent, trained - before, merged - compared, apart, metric)
+    return Trained(seconds, sent, trained - diary.before_nbytes, merged - compared, apart, metric, diary)
 
 
-def _tell(
-    order: Rounds, network: Network, text: str, seed: int, compute_s: float, own: Trained, baseline: bool
-) -> None:
-    mean, slowest = dist.ReduceOp.SUM, dist.ReduceOp.MAX
-    world = dist.get_world_size()
-    sent, interface, merge, metric = over_ranks(
-        [own.sent_nbytes, float(own.interface_nbytes), float(own.merge_nbytes), own.metric], mean
-    )
-    seconds = over_ranks([own.seconds], slowest)[0]
-    facts: dict[str, Any] = {
-        "job": order.job, "workload": order.task, "configuration": text, "baseline": baseline, "seed": seed,
-        "ranks": world, "steps": order.train_steps, "network": network.text, "shaped": network.shaped,
-        "rate_bps": network.rate_bps, "metric": TASKS[order.task].metric, "final": metric, "apart": own.apart,
-        "seconds": seconds, "compute_s": compute_s, "sent_nbytes": sent / world,
+@torch.no_grad()
+def _evaluate(task: Task, model: torch.nn.Module) -> float:
+    model.eval()
+    return task.evaluate(model)
+
+
+def _judged(task: Task, marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
+    """Of every mark the metric of the ranks' mean model, and how far they were apart, relative to its length.
+
+    The ranks share the work of judging. Buffers are a fresh model's: no task of the demo has any.
+    """
+    model, rank, world = task.model(), dist.get_rank(), dist.get_world_size()
+    metrics, far, lengths = [0.0] * len(marks), [], []
+    for place, mark in enumerate(marks):
+        mean = mark.model.clone()
+        dist.all_reduce(mean)
+        mean /= world
+        far.append(float((mark.model - mean).double().square().sum()))
+        lengths.append(float(mean.double().square().sum()))
+        if place % world == rank:
+            vector_to_parameters(mean, model.parameters())
+            metrics[place] = _evaluate(task, model)
+    apart = [
+        (all_far / world / length) ** 0.5 if length else 0.0
+        for all_far, length in zip(over_ranks(far, dist.ReduceOp.SUM), lengths, strict=True)
+    ]
+    return over_ranks(metrics, dist.ReduceOp.SUM), apart
+
+
+def _figures(order: Rounds, task: Task, own: Trained, network: Network, compute_s: float) -> dict[str, Any]:
+    """The figures of one training over all ranks; `exchanges` and the curve as diary.py tells them."""
+    world, about = dist.get_world_size(), TASKS[order.task]
+    seconds = over_ranks([own.seconds], dist.ReduceOp.MAX)[0]
+    figures = [own.sent_nbytes, float(own.interface_nbytes), float(own.merge_nbytes), own.metric]
+    sent, interface, merge, metric = over_ranks(figures, dist.ReduceOp.SUM)
+    metrics, apart = _judged(task, own.diary.marks)
+    ranks: list[dict[str, Any]] = [{}] * world
+    dist.all_gather_object(ranks, own.diary.told())
+    return {
+        "workload": order.task, "ranks": world, "steps": order.train_steps, "network": network.text,
+        "shaped": network.shaped, "rate_bps": network.rate_bps, "metric": about.metric,
+        "higher_is_better": about.higher_is_better, "final": metric, "apart": own.apart, "seconds": seconds,
+        "compute_s": compute_s, "sent_nbytes": sent / world,
         "interface_nbytes": interface / world if network.interface else None,
         "merge_nbytes": merge / world if network.interface else None,
         "communicating": max(0.0, 1 - compute_s * order.train_steps / seconds),
+        **together(ranks),
+        "curve": _curve(own.diary.marks, metrics, apart, ranks, counted=network.interface is not None),
     }  # fmt: skip
-    say("rounds", **facts)
+
+
+def _curve(
+    marks: Sequence[Mark],
+    metrics: Sequence[float],
+    apart: Sequence[float],
+    ranks: Sequence[dict[str, Any]],
+    *,
+    counted: bool,
+) -> list[dict[str, Any]]:
+    """A point a mark: what the mean model was worth there, and of every rank when it got there and what it had said by then.
+
+    `exchanges` are those that it had begun. `drift` is how far a rank's model had moved when an exchange fired since the last mark (a mean), where that was the reason.
+    """
+    keys = ["seconds", "sent_nbytes", *(["interface_nbytes"] if counted else []), "exchanges", "drift"]
+    return [
+        {"step": mark.step, "metric": metrics[k], "apart": apart[k]}
+        | {key: [rank[key][k] for rank in ranks] for key in keys}
+        for k, mark in enumerate(marks)
+    ]
+
+
+def _against(facts: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    """What the training comes to beside the baseline's of the same seed; the first of a seed is the baseline."""
+    key = "sent_nbytes" if facts["interface_nbytes"] is None else "interface_nbytes"
+    return {
+        "baseline": facts is baseline,
+        "bytes_share": facts[key] / baseline[key] if baseline[key] else None,
+        "time_ratio": facts["seconds"] / baseline["seconds"],
+        "difference": facts["final"] - baseline["final"],
+        "baseline_communicating": baseline["communicating"],
+    }
+
+
+def _over_seeds(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, extremes and count over the seeds so far: after the last one, over all."""
+    found = {}
+    for key in OVER_SEEDS:
+        values = [f[key] for f in trainings if f[key] is not None and isfinite(f[key])]
+        if values:
+            found[key] = {"mean": fmean(values), "least": min(values), "most": max(values), "n": len(values)}
+    return found
 
 
 def main() -> None:
