@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -105,7 +107,62 @@ def _refusals(rank, world):
 def test_what_cannot_work_is_refused_with_the_way_out(ranks):
     said = ranks.run(2, _refusals)[0]
     assert "give attach() the optimizer" in said[0] and "attach the plain module" in said[1]
-    assert "adaptive(0.02) / none / gossip" in said[2] and "gossip has none" in said[3]
+    assert "adaptive(0.05) / none / gossip" in said[2] and "gossip has none" in said[3]
+
+
+def _late(rank, world):
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if rank == 1:
+        torch.distributed.barrier()  # rank 0 has begun without it, and taken five steps
+    patience = timedelta(seconds=0.1) if rank == 0 else None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        handle = tacit.attach(model, optimizer, "local(1000) / none / gossip", timeout=patience)
+    said = [str(w.message) for w in warned]
+    begun = handle.step
+    if rank == 0:
+        train(model, optimizer, rank, range(5))
+        torch.distributed.barrier()
+    torch.distributed.barrier()  # rank 1 has its model
+    found = flat(model)
+    handle.merge()
+    merged = flat(model)
+    handle.close()
+    return said, begun, found, merged
+
+
+def test_who_comes_late_takes_the_model_of_one_that_trains_and_its_step(ranks):
+    (said, first, model, merged), (_, late, taken, same) = ranks.run(2, _late)
+    assert any("begins without ranks [1]" in sentence for sentence in said)
+    assert (first, late) == (0, 5)
+    assert torch.equal(taken, model) and torch.equal(merged, same)
+
+
+def _dies_in_the_merge(rank, world):
+    model = deep(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
+    train(model, optimizer, rank, range(3))
+    own = flat(model)
+    torch.distributed.barrier()
+    if rank == 2:  # says that it is ready, and is never heard of again
+        attached = handle._attachment
+        attached._members.set("merge/1/1/2", "ready")
+        attached._members._closed.set()
+        attached._peers.close()
+    else:
+        handle.merge()
+    merged = flat(model)
+    torch.distributed.barrier()
+    handle.close()
+    return own, merged
+
+
+def test_one_that_dies_in_a_merge_is_left_out_of_it_by_all(ranks):
+    (zero, merged), (one, same), _ = ranks.run(3, _dies_in_the_merge)
+    assert torch.equal(merged, same)
+    torch.testing.assert_close(merged, (zero + one) / 2)
 
 
 # ---- without a process group: ranks that die and come back

@@ -4,12 +4,13 @@ Nothing here needs all ranks: one that dies is not called any more, one that com
 process group is used, only torch's store, to know who is there.
 """
 
+import itertools
 import os
 import secrets
 import socket
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from tacit.attachments.handle import Handle
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
+from tacit.gossip.line import Line, StoreError
 from tacit.gossip.meeting import distance_apart
 from tacit.gossip.members import Members
 from tacit.gossip.partners import Gossip
@@ -68,7 +70,7 @@ class GossipAttachment:
     ):
         self._handle, self._trigger, self._optimizer = handle, trigger, optimizer
         self._island = Island(parameters)
-        self._members = Members(_store(rank), rank, world)
+        self._members = Members(Line(_store(rank)), rank, world, start_s=2 * _START_S)
         host, incarnation = _own_host(), f"{self._members.life}-{secrets.token_hex(4)}"
         self._peers = Peers(
             self._island,
@@ -86,13 +88,13 @@ class GossipAttachment:
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
         self._begin(Address(host, self._peers.port, incarnation), timeout)
-        self._top_lr, self._merges = 0.0, 0
+        self._top_lr = 0.0
         self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _begin(self, own: Address, timeout: timedelta | None) -> None:
-        """All first lives start from rank 0's model, when all are there; a later one from the model of any that lives."""
-        first = self._members.life == 1
+        """All first lives start from rank 0's model, when all are there; who comes later from the model of any that lives, at its step."""
+        first = self._members.life == 1 and self._members.get("begun") is None
         deadline = time.monotonic() + (timeout.total_seconds() if timeout else _START_S)
         if first and self._rank == 0:
             self._island.start = self._island.snapshot.clone()
@@ -102,7 +104,7 @@ class GossipAttachment:
                 f"rank {self._rank} waited for {missing} to take its model from, and nobody came; start it"
             )
         self._members.begin(own)
-        while first and len(self._members.look()) < self._world - 1:
+        while first and not self._members.all_began():
             if time.monotonic() > deadline:
                 absent = sorted(set(range(self._world)) - {self._rank, *self._members.live()})
                 warnings.warn(
@@ -110,6 +112,9 @@ class GossipAttachment:
                 )
                 break
             time.sleep(0.02)  # polled, within the deadline
+        self._members.look()
+        with suppress(StoreError):
+            self._members.set("begun", "yes")
 
     def _take_model(self, first: bool, deadline: float) -> bool:
         while time.monotonic() < deadline:
@@ -118,11 +123,15 @@ class GossipAttachment:
                 if first and rank != 0:
                     continue
                 with suppress(PeerError):
-                    model, _ = self._peers.fetch(address, "start" if first else "now", deadline)
-                    if model is not None:
-                        self._island.set(model)
-                        self._island.start = model.clone() if first else None
-                        return True
+                    model, told = self._peers.fetch(address, "start" if first else "now", deadline)
+                    if model is None:
+                        continue
+                    self._island.set(model)
+                    self._island.start = model.clone() if first else None
+                    if not first:
+                        self._island.step = self._handle.step = int(told["step"])
+                        self._island.merges = int(told["merges"])
+                    return True
             time.sleep(0.02)
         return False
 
@@ -181,46 +190,91 @@ class GossipAttachment:
         return nullcontext()
 
     def merge(self) -> None:
-        """The mean of the models of all that live and call it, within two minutes; the lowest rank says who that is."""
+        """The mean of the models of all that live and call it, within two minutes; the lowest rank says who that is.
+
+        All have all models before anybody takes the mean. If one dies before that, those that are left agree again.
+        """
         self._peers.wait(self._peers.patience_s)
-        self._peers.settle()
-        self._island.gather_in()
-        self._merges += 1
-        key = f"merge/{self._merges}"
+        deadline, key = time.monotonic() + _MERGE_S, f"merge/{self._island.merges + 1}"
         try:
-            self._members.set(f"{key}/{self._rank}", "ready")
-            chosen = self._agree(key)
-        except (RuntimeError, ValueError, dist.DistError) as cause:
-            raise TransportError(f"the models cannot be merged: torch's store is gone ({cause})") from cause
-        if self._rank not in chosen:
-            raise TransportError(
-                f"rank {self._rank} came too late to the merge of ranks {chosen}; its model stays its own"
-            )
-        models = [self._fetched(rank) for rank in chosen]
-        mean = torch.stack(models).mean(0)
-        self._members.set(f"{key}/{self._rank}", "done")
-        deadline = time.monotonic() + _MERGE_S
-        while time.monotonic() < deadline:  # the others may still want this rank's model
-            others = [r for r in chosen if r != self._rank and r in self._members.look()]
-            if all(self._members.get(f"{key}/{r}") == "done" for r in others):
-                break
-            time.sleep(0.02)
-        self._island.set(mean)
-        self._island.start = mean.clone()
+            chosen = self._agree(f"{key}/1", deadline)  # who waits here may still be met
+            self._peers.settle()
+            with self._peers.apart():
+                self._island.gather_in()
+                self._island.offered = self._island.snapshot
+                self._island.set(self._mean(key, chosen, deadline))
+                self._island.start = self._island.snapshot.clone()
+        finally:
+            self._island.offered = None
+            self._island.merges += 1
         self._refer()
 
-    def _agree(self, key: str) -> list[int]:
-        deadline = time.monotonic() + _MERGE_S
+    def _mean(self, key: str, chosen: list[int], deadline: float) -> Tensor:
+        for attempt in itertools.count(1):
+            if self._rank not in chosen:
+                break
+            models = self._brought(chosen, deadline)
+            if self._all_have(f"{key}/{attempt}", chosen, models is not None, deadline):
+                assert models is not None
+                return torch.stack(models).mean(0)
+            chosen = self._agree(f"{key}/{attempt + 1}", deadline)
+        raise TransportError(
+            f"rank {self._rank} came too late to the merge of ranks {chosen}; its model stays its own"
+        )
+
+    def _agree(self, key: str, deadline: float) -> list[int]:
+        """Who takes part: all that live, once all of them are here; the lowest of them says so, and the first word holds."""
         while time.monotonic() < deadline:
-            if (told := self._members.get(f"{key}/who")) is not None:
-                return [int(rank) for rank in told.split()]
-            live = sorted([*self._members.look(), self._rank])
-            ready = [r for r in live if r == self._rank or self._members.get(f"{key}/{r}")]
-            if live[0] == self._rank and ready == live:
-                self._members.set(f"{key}/who", " ".join(map(str, ready)))
-            time.sleep(0.02)
+            with suppress(StoreError):
+                self._members.set(f"{key}/{self._rank}", "ready")
+                if (told := self._members.get(f"{key}/who")) is not None:
+                    return [int(rank) for rank in told.split()]
+                live = sorted([*self._members.look(), self._rank])
+                ready = [r for r in live if r == self._rank or self._members.get(f"{key}/{r}")]
+                if live[0] == self._rank and ready == live and not self._members.store_lost:
+                    self._members.claim(f"{key}/who", " ".join(map(str, ready)))
+                    continue
+            time.sleep(0.02)  # polled, within the deadline
+        if self._members.store_lost:
+            raise TransportError("the models cannot be merged: torch's store is gone")
         raise TransportError(
             f"rank {self._rank} waited {_MERGE_S:g} s for the others to merge; all that live must call merge()"
+        )
+
+    def _brought(self, chosen: Sequence[int], deadline: float) -> list[Tensor] | None:
+        """Everybody's model, or None where one of them cannot be had any more."""
+        models: list[Tensor] = []
+        for rank in chosen:
+            model = self._island.offered if rank == self._rank else self._offer_of(rank, deadline)
+            if model is None:
+                return None
+            models.append(model)
+        return models
+
+    def _offer_of(self, rank: int, deadline: float) -> Tensor | None:
+        """What `rank` brings, asked for until it is given or its lease has run out."""
+        while time.monotonic() < deadline and (address := self._members.look().get(rank)):
+            with suppress(PeerError):
+                model, _ = self._peers.fetch(address, "merge", deadline)
+                if model is not None:
+                    return model
+            time.sleep(0.02)  # polled, within the deadline
+        return None
+
+    def _all_have(self, key: str, chosen: Sequence[int], have: bool, deadline: float) -> bool:
+        """Whether all that still live have all models; one that has not makes all of them agree again."""
+        while time.monotonic() < deadline:
+            with suppress(StoreError):
+                self._members.set(f"{key}/{self._rank}", "done" if have else "failed")
+                live = self._members.look()
+                said = {r: self._members.get(f"{key}/{r}") for r in chosen if r == self._rank or r in live}
+                if "failed" in said.values():
+                    return False
+                if set(said.values()) == {"done"}:
+                    return True
+            time.sleep(0.02)  # polled, within the deadline
+        raise TransportError(
+            f"rank {self._rank} did not hear from all that merge within {_MERGE_S:g} s; its model stays its own"
         )
 
     def _fetched(self, rank: int) -> Tensor:
@@ -269,30 +323,66 @@ def _place() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _store(rank: int) -> Any:
-    """A store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment.
+def _store(rank: int) -> Callable[[], Any]:
+    """Opens a store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment; and again, when lost.
 
-    A process's first attachment meets the others' first, and so on: a rank that comes back must attach in the same order.
+    A process's first attachment in a process group meets the others' first, and so on: a rank that comes back must attach in the same
+    order.
     """
-    made: Any
+    global _attached
     c10d: Any = dist  # it does not name its stores for type checkers
-    if "TACIT_STORE" in os.environ:
-        host, _, port = os.environ["TACIT_STORE"].rpartition(":")
-        made = c10d.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_START_S))
-    elif dist.is_initialized():
-        default = dist.distributed_c10d._get_default_store()
-        made = default.clone() if hasattr(default, "clone") else default
-    else:
-        host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
-        hosted = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True"
-        made = c10d.TCPStore(
-            host, int(port), is_master=hosted, timeout=timedelta(seconds=_START_S), wait_for_workers=False
-        )
-    _STORES.append(made)  # rank 0's serves the others for as long as the process lives
-    return c10d.PrefixStore(f"tacit/gossip/{len(_STORES)}", made)
+    group_store = _group_store()
+    _attached = (group_store, _attached[1] + 1 if _attached[0] is group_store else 1)
+    prefix = f"tacit/gossip/{_attached[1]}"
+    named = os.environ.get("TACIT_STORE")
+    host, port = _split(named) if named else _master()
+    hosted = not named and rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True"
+
+    def opened() -> Any:
+        nonlocal hosted
+        if group_store is not None and not named:
+            made = group_store.clone() if hasattr(group_store, "clone") else group_store
+        else:
+            master, hosted = hosted, False  # once: a lost line to it is not a lost store
+            if not master:
+                _await_port(host, port, _START_S)
+            patience = timedelta(seconds=_START_S)
+            made = c10d.TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False)
+            if master:
+                _HOSTED.append(made)  # it serves the others for as long as the process lives
+        return c10d.PrefixStore(prefix, made)
+
+    return opened
 
 
-_STORES: list[Any] = []
+_HOSTED: list[Any] = []
+_attached: tuple[Any, int] = (None, 0)  # the process group's store, and how many attachments it has seen
+
+
+def _group_store() -> Any:
+    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+
+
+def _master() -> tuple[str, int]:
+    return os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _await_port(host: str, port: int, seconds: float) -> None:
+    """Until somebody listens there; torch's own client would say much about every attempt."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)  # polled, within the deadline
 
 
 def _own_host() -> str:

@@ -1,6 +1,7 @@
 """Messages between two peers: a kind, a few words as JSON, and bytes, over TCP with a deadline for each move.
 
-A frame that is cut, too long or damaged ends the conversation: `PeerError`, and nothing of it is used.
+A frame that is cut, too long or damaged ends the conversation: `PeerError`, and nothing of it is used. So does silence: a peer whose
+link is down says nothing more, and a large model on a slow link still moves.
 """
 
 import json
@@ -17,6 +18,7 @@ from tacit.errors import TransportError
 _HEAD = struct.Struct("<4sBIQI")  # magic, kind, bytes of words, bytes of payload, their checksum
 _MAGIC = b"tgs1"
 MOST_WORDS = 1 << 16
+SILENCE_S = 10.0  # not a byte moved, either way
 CALL, READY, BUSY, SWAP, PREPARED, COMMIT, DONE, OUTCOME, GET, MODEL = range(10)
 
 
@@ -86,13 +88,18 @@ class Talk:
         left, got = memoryview(out), bytearray(wanted)
         room, filled = memoryview(got), 0
         while left or filled < wanted:
-            wait_s = deadline - time.monotonic()
-            if wait_s <= 0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise PeerError("a peer did not answer in time")
             try:
                 reading, writing, _ = select.select(
-                    [self._socket] if filled < wanted else [], [self._socket] if left else [], [], wait_s
+                    [self._socket] if filled < wanted else [],
+                    [self._socket] if left else [],
+                    [],
+                    min(left_s, SILENCE_S),
                 )
+                if not reading and not writing and left_s > SILENCE_S:
+                    raise PeerError(f"a peer has said nothing for {SILENCE_S:g} s")
                 if writing:
                     left = left[self._socket.send(left) :]
                 if reading:

@@ -45,6 +45,8 @@ class Island:
     pairs: dict[int, Pair] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     met: int = 0  # meetings that moved this model
+    merges: int = 0  # as counted by all
+    offered: Tensor | None = None  # what this rank brings to a merge, while there is one
     lock: threading.RLock = field(default_factory=threading.RLock)
     _pending: Tensor | None = None
 

@@ -1,7 +1,8 @@
 """Who is there: every rank keeps a lease in torch's store, and reads those of the others. No server of our own.
 
-A rank whose beat has not changed for `LEASE_S` by this rank's clock is not called. Where the store itself is gone (it lives in rank 0's process,
-or in torchrun's agent on its host, or where TACIT_STORE says), the ranks go on with those they know; nobody can join then.
+A rank whose beat has not changed for `LEASE_S` by this rank's clock is not called. Where the store itself cannot be reached (it lives in rank
+0's process, or in torchrun's agent on its host, or where TACIT_STORE says), the ranks go on with those they know; nobody can join
+until it is back.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from tacit.gossip.line import Line, StoreError
 from tacit.gossip.peers import Address
 
 BEAT_S = 0.5
@@ -19,12 +21,19 @@ LEASE_S = 5.0
 
 
 class Members:
-    """Beats for this rank, and watches the others. `store` is this object's alone."""
+    """Beats for this rank, and watches the others."""
 
     def __init__(
-        self, store: Any, rank: int, world: int, *, beat_s: float = BEAT_S, lease_s: float = LEASE_S
+        self,
+        line: Line,
+        rank: int,
+        world: int,
+        *,
+        beat_s: float = BEAT_S,
+        lease_s: float = LEASE_S,
+        start_s: float = 60.0,
     ) -> None:
-        self._store, self._rank, self._world = store, rank, world
+        self._line, self._rank, self._world = line, rank, world
         self._beat_s, self._lease_s = beat_s, lease_s
         self._seen: dict[int, tuple[int, float, Address]] = {}  # beat, when it changed, where
         self._own: Address | None = None
@@ -32,12 +41,15 @@ class Members:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self.store_lost = False
-        self.life = int(store.add(f"{rank}/lives", 1))  # 1: the first; more: this rank was here before
+        # 1: the first; more: this rank was here before
+        self.life = line.ask(lambda store: int(store.add(f"{rank}/lives", 1)), start_s)
 
     def begin(self, own: Address) -> None:
         """From here on this rank can be called."""
         self._own = own
         self._look()
+        with suppress(StoreError):
+            self.set(f"{self._rank}/began", "yes")
         threading.Thread(target=self._run, name="tacit-gossip-members", daemon=True).start()
 
     def live(self) -> Mapping[int, Address]:
@@ -47,6 +59,13 @@ class Members:
             held = self._seen.items()
             return {r: a for r, (_, at, a) in held if self.store_lost or now - at < self._lease_s}
 
+    def all_began(self) -> bool:
+        """Whether every rank has been here, if only for a moment."""
+        keys = [f"{rank}/began" for rank in range(self._world)]
+        with suppress(StoreError):
+            return self._line.ask(lambda store: bool(store.check(keys)))
+        return False
+
     def look(self) -> Mapping[int, Address]:
         """The same, after reading the store now."""
         self._look()
@@ -54,14 +73,20 @@ class Members:
 
     def close(self) -> None:
         self._closed.set()
-        with suppress(Exception):
-            self._store.set(f"{self._rank}", "")
+        with suppress(StoreError):
+            self.set(f"{self._rank}", "")
+        self._line.close()
 
     def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
+        self._line.ask(lambda store: store.set(key, value))
 
     def get(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._line.ask(lambda store: _get(store, key))
+
+    def claim(self, key: str, value: str) -> str:
+        """Sets `key` unless somebody has; returns what it is then, the same for all."""
+        told: str = self._line.ask(lambda store: store.compare_set(key, "", value).decode())
+        return told
 
     def _run(self) -> None:
         while not self._closed.wait(self._beat_s):
@@ -69,21 +94,27 @@ class Members:
 
     def _look(self) -> None:
         try:
-            self._beats += 1
-            if self._own is not None and not self._closed.is_set():
-                own = [self._beats, self._own.host, self._own.port, self._own.incarnation]
-                self._store.set(f"{self._rank}", json.dumps(own))
-            for rank in range(self._world):
-                if rank != self._rank:
-                    self._read(rank, self.get(f"{rank}"))
-        except Exception as cause:  # torch raises RuntimeError, DistStoreError or ValueError by version
+            leases = self._line.ask(self._swap_leases)
+        except StoreError as cause:
             if not self.store_lost and not self._closed.is_set():
                 self.store_lost = True
                 warnings.warn(
-                    f"torch's store is gone ({' '.join(str(cause).split())[:120]}): rank {self._rank} goes on with the peers it "
-                    f"knows, and nobody can join; host the store elsewhere with TACIT_STORE=host:port",
+                    f"torch's store is gone ({cause}): rank {self._rank} goes on with the peers it knows, and nobody can join "
+                    f"until it is back; where it may die, host it elsewhere with TACIT_STORE=host:port",
                     stacklevel=2,
                 )
+            return
+        for rank, text in leases.items():
+            self._read(rank, text)
+        self.store_lost = False
+
+    def _swap_leases(self, store: Any) -> dict[int, str | None]:
+        """Writes this rank's, reads the others'; in the line's thread."""
+        self._beats += 1
+        if self._own is not None and not self._closed.is_set():
+            own = [self._beats, self._own.host, self._own.port, self._own.incarnation]
+            store.set(f"{self._rank}", json.dumps(own))
+        return {rank: _get(store, f"{rank}") for rank in range(self._world) if rank != self._rank}
 
     def _read(self, rank: int, text: str | None) -> None:
         with self._lock:
@@ -95,3 +126,7 @@ class Members:
             known = self._seen.get(rank)
             if known is None or (known[0], known[2]) != (beat, address):
                 self._seen[rank] = (beat, time.monotonic(), address)
+
+
+def _get(store: Any, key: str) -> str | None:
+    return store.get(key).decode() if store.check([key]) else None

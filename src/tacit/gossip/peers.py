@@ -8,8 +8,9 @@
     called -> caller   DONE
 
 Until COMMIT is sent neither has moved; from then on both will. If the caller falls silent after PREPARED, the called one goes on
-training and asks it how it ended as soon as it can be reached (OUTCOME); if the caller has died, its model is gone and
-with it the question: the meeting did not happen. So both move or none does, of those that live.
+training and asks it how it ended as soon as it can be reached (OUTCOME); who is asked before it has moved will not move any more.
+If the caller has died, its model is gone and with it the question: the meeting did not happen. So both move or none does, of those
+that live.
 """
 
 import itertools
@@ -19,8 +20,8 @@ import threading
 import time
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +37,9 @@ from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
 
-_HEARD_S = 60.0  # a connection on which nobody says anything is closed
-_KEPT = 64  # own calls that came to an end, of which a peer may still ask
+_HEARD_S = 60.0  # at most, for a message to arrive
+_CONNECT_S = 3.0
+_KEPT = 8  # own calls of a peer that came to an end, of which it may still ask; it can be in doubt of the last only
 _TRIES = 8  # while peers are busy
 _WAIT_S = 0.05
 
@@ -85,7 +87,11 @@ class Peers:
         self._members, self._tell, self._sent = members, tell, sent
         self._meeting = threading.Lock()  # one at a time, as caller or called
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
-        self._happened: deque[str] = deque(maxlen=_KEPT)
+        self._happened: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._leading, self._void = (
+            "",
+            "",
+        )  # the meeting that this rank leads now, and one that its peer has given up
         self._keeps = keeps_reference(codec)
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -114,10 +120,21 @@ class Peers:
         """Until the last wish came true or failed, which is bounded by the peers' paces."""
         return self._idle.wait(seconds)
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Nobody is met meanwhile. A meeting that goes on is waited for, as long as it may take."""
+        held = self._meeting.acquire(timeout=self.patience_s)
+        try:
+            yield
+        finally:
+            if held:
+                self._meeting.release()
+
     @property
     def patience_s(self) -> float:
         """The longest that a call may take, as things stand."""
-        return max((pace.patience_s for pace in self._paces.values()), default=FIRST_S) + _TRIES * _WAIT_S
+        most = max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
+        return min(FIRST_S, most) + _TRIES * _WAIT_S
 
     def close(self) -> None:
         self._closed.set()
@@ -162,17 +179,13 @@ class Peers:
         return last
 
     def _call(self, peer: int, address: Address, why: str) -> Met:
-        pace, began = self._paces[peer], time.monotonic()
-        if not self._meeting.acquire(timeout=pace.patience_s):
-            return Met(None, why, "busy")
-        sent = 0
+        """Others may call this rank until the peer has been reached."""
+        pace, began, sent = self._paces[peer], time.monotonic(), 0
         try:
-            deadline = time.monotonic() + pace.patience_s
-            with suppress(PeerError):
-                self._settle(peer, address, deadline)
-            talk = self._connect(address, deadline)
+            self._settle(peer, address, began + pace.patience_s)
+            talk = self._connect(address, began + pace.patience_s)
             try:
-                outcome = self._lead(talk, peer, deadline)
+                outcome = self._lead(talk, peer, pace)
             finally:
                 sent = talk.sent_nbytes
                 self._leave(talk)
@@ -180,15 +193,23 @@ class Peers:
             pace.failed(time.monotonic())
             return Met(peer, why, str(cause), time.monotonic() - began, sent)
         finally:
-            self._meeting.release()
             self._sent(sent)
         seconds = time.monotonic() - began
         if outcome == "met":
             pace.took(seconds)
         return Met(peer, why, outcome, seconds, sent)
 
-    def _lead(self, talk: Talk, peer: int, deadline: float) -> str:
+    def _lead(self, talk: Talk, peer: int, pace: Pace) -> str:
+        if not self._meeting.acquire(timeout=min(FIRST_S, pace.patience_s)):
+            return "busy"
+        try:
+            return self._led(talk, peer, time.monotonic() + pace.patience_s)
+        finally:
+            self._meeting.release()
+
+    def _led(self, talk: Talk, peer: int, deadline: float) -> str:
         pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._meetings)}"
+        self._leading = meeting
         version = pair.version if pair else None
         words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
         talk.send(frames.CALL, words | {"says": str(self._codec), "numel": self._island.numel}, deadline)
@@ -202,10 +223,12 @@ class Peers:
         prepared = talk.expect(frames.PREPARED, deadline)
         if prepared.words.get("middle") != _digest(result.middle):
             raise PeerError("the two sides of a meeting came to different ends")
-        self._happened.append(meeting)  # from here on it has
-        self._island.conclude(
-            peer, meeting, result.delta if self._who.mode != "push" else None, result.middle, self._keeps
-        )
+        delta = result.delta if self._who.mode != "push" else None
+        with self._island.lock:
+            if meeting == self._void:
+                raise PeerError("a peer has given the meeting up")
+            self._happened[peer].append(meeting)  # from here on it has
+            self._island.conclude(peer, meeting, delta, result.middle, self._keeps)
         with suppress(PeerError):  # the peer asks, if it does not hear this
             talk.send(frames.COMMIT, {}, deadline)
             talk.expect(frames.DONE, deadline)
@@ -230,16 +253,24 @@ class Peers:
                 if frame.kind == frames.CALL:
                     self._follow(talk, frame)
                 elif frame.kind == frames.OUTCOME:
-                    words = {"happened": frame.words.get("meeting") in self._happened}
-                    talk.send(frames.OUTCOME, words, time.monotonic() + FIRST_S)
+                    self._remember(talk, frame)
                 elif frame.kind == frames.GET:
                     self._show(talk, frame)
                 else:
                     return
-        except PeerError:
+        except (PeerError, KeyError, TypeError, ValueError):  # gone, or no peer of ours
             pass
         finally:
             self._leave(talk)
+
+    def _remember(self, talk: Talk, asked: Frame) -> None:
+        """How a meeting ended that this rank led. One that has not ended yet will not happen: the other side has given it up."""
+        meeting = asked.words.get("meeting")
+        with self._island.lock:
+            happened = meeting in self._happened[int(asked.words["rank"])]
+            if meeting == self._leading and not happened:
+                self._void = self._leading
+        talk.send(frames.OUTCOME, {"happened": happened}, time.monotonic() + FIRST_S)
 
     def _follow(self, talk: Talk, call: Frame) -> None:
         peer, words = int(call.words["rank"]), call.words
@@ -247,6 +278,9 @@ class Peers:
         deadline = time.monotonic() + pace.patience_s
         if (words["says"], words["numel"]) != (str(self._codec), self._island.numel):
             raise PeerError(f"rank {peer} speaks {words['says']} about {words['numel']} parameters")
+        doubt = self._island.doubts.get(peer)
+        if doubt is not None and doubt.incarnation != words["incarnation"]:
+            self._decide(doubt, False)  # it was here before, and died
         if peer in self._island.doubts or not self._meeting.acquire(blocking=False):
             talk.send(frames.BUSY, {}, deadline)
             return
@@ -263,6 +297,7 @@ class Peers:
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
             talk.expect(frames.COMMIT, deadline)
             self._decide(doubt, True)
+            pace.answered()
             with suppress(PeerError):
                 talk.send(frames.DONE, {}, deadline)
         finally:
@@ -270,10 +305,12 @@ class Peers:
             self._sent(talk.sent_nbytes - before)
 
     def _show(self, talk: Talk, asked: Frame) -> None:
-        """The start, for those that begin, or the model as it is; and nothing while this rank has not begun itself."""
-        with self._island.lock:
-            chosen = self._island.start if asked.words.get("what") == "start" else self._island.snapshot
-            words = {"step": self._island.step, "there": chosen is not None}
+        """The start, for those that begin; the model as it is; or what is brought to a merge. Nothing where there is none."""
+        island = self._island
+        with island.lock:
+            known = {"start": island.start, "now": island.snapshot, "merge": island.offered}
+            chosen = known.get(asked.words.get("what", ""))
+            words = {"step": island.step, "merges": island.merges, "there": chosen is not None}
         payload = b"" if chosen is None else _bytes(chosen)
         before = talk.sent_nbytes
         talk.send(frames.MODEL, words, time.monotonic() + 4 * FIRST_S, payload)
@@ -298,7 +335,7 @@ class Peers:
             return
         talk = self._connect(address, deadline)
         try:
-            talk.send(frames.OUTCOME, {"meeting": doubt.meeting}, deadline)
+            talk.send(frames.OUTCOME, {"meeting": doubt.meeting, "rank": self._rank}, deadline)
             self._decide(doubt, bool(talk.expect(frames.OUTCOME, deadline).words.get("happened")))
         finally:
             self._leave(talk)
@@ -327,8 +364,8 @@ class Peers:
         said = speak(codec, w, reference, place=place, memory=memory, seed=self._seed, number=number)
         return _drive(said, place, lambda own: _swapped(talk, own, deadline))
 
-    def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, int]:
-        """A peer's `start`, or its model as it is (`now`), and how many steps it has taken."""
+    def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, dict[str, Any]]:
+        """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`; and how many steps and merges it has behind it."""
         talk = self._connect(address, deadline)
         try:
             talk.send(frames.GET, {"what": what}, deadline)
@@ -336,15 +373,15 @@ class Peers:
         finally:
             self._leave(talk)
         if not frame.words.get("there"):
-            return None, int(frame.words["step"])
+            return None, frame.words
         if len(frame.payload) != 4 * self._island.numel:
             raise PeerError("a peer's model has another size")
         model = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
-        return model.to(self._island.snapshot.device), int(frame.words["step"])
+        return model.to(self._island.snapshot.device), frame.words
 
     def _connect(self, address: Address, deadline: float) -> Talk:
         try:
-            left = max(0.01, deadline - time.monotonic())
+            left = min(_CONNECT_S, max(0.01, deadline - time.monotonic()))
             talk = Talk(socket.create_connection((address.host, address.port), timeout=left), self._most)
         except OSError as cause:
             raise PeerError(f"a peer cannot be reached ({cause})") from cause

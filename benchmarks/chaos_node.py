@@ -1,0 +1,214 @@
+"""One process of benchmarks/chaos.py: a rank that trains and writes down what it did, or the switch with the store and the links.
+
+A rank's file has one JSON object a line. `ready`: it can begin when told. `began`: where this life starts. `steps`: a run of steps, with when each ended and the
+checksum of the model then. `met`: a meeting that was concluded, with what both sides must agree on. `end`: the books, closed.
+
+The books: a model is where it began, plus every local step, plus what every meeting moved it by. All three are added up here beside
+the training, in float64; what the model lacks of their sum is lost.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RUN = 25  # steps in a line
+
+
+def rank(order: dict[str, Any]) -> None:
+    """Trains from wherever this life begins to the last step, merges, judges."""
+    import torch
+    from torch.nn import functional as F
+
+    import tacit
+    from tacit.demo.tasks import BUILDERS, learning_rates
+
+    torch.set_num_threads(1)
+    place, life, steps, seed = int(os.environ["RANK"]), order["life"], order["steps"], order["seed"]
+    task = BUILDERS[order["task"]]()
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    schedule = learning_rates(optimizer, steps)
+    book = Book(Path(order["book"]), optimizer)
+    book.write("ready")
+    sys.stdin.readline()  # the driver says when this life begins: importing torch is no part of it
+    handle = tacit.attach(model, optimizer, order["strategy"], seed=seed, records=order["records"])
+    attached: Any = handle._attachment
+    book.begin(attached._island, rank=place, life=life, incarnation=attached._peers.incarnation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a schedule that goes on where a peer is takes no step of ours
+        for _ in range(handle.step):
+            schedule.step()
+    rng = torch.Generator().manual_seed(seed + 1000 * place + 100_000 * life)
+    while handle.step < steps:
+        x, y = task.batch(rng)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        book.before()
+        optimizer.step()
+        book.after(handle.step)
+        schedule.step()
+        time.sleep(max(0.0, book.last_s + order["pace_s"] - time.monotonic()))
+    book.close_run()
+    lost = book.lost()
+    with torch.no_grad():
+        own = task.evaluate(model)
+        handle.merge()
+        merged = task.evaluate(model)
+    digest = book.digest(book.flat())
+    book.write("end", step=handle.step, lost=lost, own_accuracy=own, accuracy=merged, digest=digest)
+    handle.close()
+
+
+class Book:
+    """What a rank writes down. `before` and `after` stand round the optimizer's step, in the training thread."""
+
+    def __init__(self, path: Path, optimizer: Any) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+        self._island: Any = None
+        self._digests: list[int] = []
+        self._times: list[float] = []
+        self._first, self._torn, self._longest_s, self._kept_s = 0, 0, 0.0, 0.0
+        self._waits, self._waited_s = Waits(), 0.0
+        self.last_s = time.monotonic()
+        optimizer.register_step_post_hook(
+            lambda *_: self._learned()
+        )  # before tacit's, which adds what peers said
+        self._watch()
+
+    def write(self, kind: str, **what: Any) -> None:
+        line = json.dumps({"kind": kind, "time": time.monotonic(), **what})
+        with self._lock:
+            self._file.write(line.encode() + b"\n")
+
+    def digest(self, flat: Any) -> int:
+        return zlib.crc32(flat.contiguous().numpy())
+
+    def flat(self) -> Any:
+        return self._island.flat()
+
+    def begin(self, island: Any, **what: Any) -> None:
+        self._island = island
+        with island.lock:
+            now, self._moved = self.flat(), island.snapshot.double() * 0
+            self._start, self._local = now.double(), now.double() * 0
+            if island._pending is not None:  # met before the first step
+                self._moved += island._pending
+        self._now = now
+        self._first = island.step
+        self.last_s, self._waited_s = time.monotonic(), self._waits.seconds()
+        self.write("began", step=island.step, digest=self.digest(now), **what)
+
+    def before(self) -> None:
+        """Nobody but this thread may have touched the model since the last step."""
+        self._before = self.flat()
+        self._torn += not self._before.equal(self._now)
+
+    def _learned(self) -> None:
+        self._local += self.flat() - self._before
+
+    def after(self, step: int) -> None:
+        """What peers see of the model is the model, to the bit."""
+        island = self._island
+        self._now = self.flat()
+        with island.lock:
+            seen, pending = island.snapshot, island._pending
+        whole = self._now if pending is None else self._now + pending
+        self._torn += not seen.allclose(whole, rtol=0, atol=0 if pending is None else 1e-6)
+        self._digests.append(self.digest(self._now))
+        now, waited = time.monotonic(), self._waits.seconds()
+        pause, kept = now - self.last_s, waited - self._waited_s
+        if pause - kept > self._longest_s - self._kept_s:
+            self._longest_s, self._kept_s = pause, kept
+        self.last_s, self._waited_s = now, waited
+        self._times.append(round(now, 4))
+        if step - self._first == RUN:
+            self.close_run()
+
+    def close_run(self) -> None:
+        last = self._first + len(self._digests)
+        what: dict[str, Any] = {
+            "first": self._first + 1,
+            "last": last,
+            "torn": self._torn,
+            "digests": self._digests,
+        }
+        what["times"] = self._times
+        self.write("steps", **what, longest_s=self._longest_s, kept_s=self._kept_s)
+        self._first, self._digests, self._times = last, [], []
+        self._torn, self._longest_s, self._kept_s = 0, 0.0, 0.0
+
+    def lost(self) -> float:
+        """What the model lacks of the sum of its parts, relative to its length."""
+        island = self._island
+        with island.lock:
+            whole = self.flat().double() + (0 if island._pending is None else island._pending)
+            lack = whole - self._start - self._local - self._moved
+        return float(lack.norm() / whole.norm())
+
+    def _watch(self) -> None:
+        """Every meeting that is concluded is written down, by whichever thread concludes it."""
+        from tacit.gossip.island import Island
+
+        conclude = Island.conclude
+
+        def watched(island: Any, peer: int, meeting: str, delta: Any, middle: Any, keep: bool) -> None:
+            with island.lock:
+                conclude(island, peer, meeting, delta, middle, keep)
+                if self._island is island and delta is not None:
+                    self._moved += delta
+                after = self.digest(island.snapshot)
+            gained = 0.0 if delta is None else float(delta.double().sum())
+            self.write(
+                "met", meeting=meeting, peer=peer, middle=self.digest(middle), gained=gained, after=after
+            )
+
+        Island.conclude = watched  # type: ignore[method-assign]
+
+
+class Waits:
+    """How long the kernel has kept this process's threads from a core while they wanted one: training may wait for any of them."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._ns: dict[str, int] = {}
+
+    def seconds(self) -> float:
+        threads = {path.name for path in Path("/proc/self/task").iterdir()}
+        for gone in set(self._files) - threads:
+            os.close(self._files.pop(gone))
+        for thread in threads:
+            with suppress(OSError):  # it may have ended just now
+                if thread not in self._files:
+                    self._files[thread] = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
+                self._ns[thread] = int(os.pread(self._files[thread], 100, 0).split()[1])
+        return sum(self._ns.values()) / 1e9
+
+
+def switch(order: dict[str, Any]) -> None:
+    """Hosts the store, and sets links up and down as it is told, a line each: {"device": "port1", "state": "down"}."""
+    import torch.distributed as dist
+    from pyroute2 import IPRoute
+
+    c10d: Any = dist
+    store = c10d.TCPStore(order["address"], order["port"], is_master=True, wait_for_workers=False)
+    with IPRoute() as netlink:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            told = json.loads(line)
+            index = netlink.link_lookup(ifname=told["device"])[0]
+            netlink.link("set", index=index, state=told["state"])
+            print("done", flush=True)
+    del store
+
+
+if __name__ == "__main__":
+    {"rank": rank, "switch": switch}[sys.argv[1]](json.loads(sys.argv[2]))

@@ -1,0 +1,72 @@
+"""Leases in torch's store: who lives, who left, and what happens while the store cannot be reached."""
+
+import pytest
+import torch.distributed as dist
+
+from tacit.gossip.line import Line
+from tacit.gossip.members import Members
+from tacit.gossip.peers import Address
+
+
+def member(store, rank, world=2, **options):
+    return Members(Line(lambda: store), rank, world, beat_s=3600.0, **options)  # beats when it looks
+
+
+def test_a_rank_is_there_from_its_beginning_until_it_leaves():
+    store = dist.HashStore()
+    zero, one = member(store, 0), member(store, 1)
+    assert dict(zero.look()) == {}
+    one.begin(Address("10.0.0.1", 7, "one"))
+    assert dict(zero.look()) == {1: Address("10.0.0.1", 7, "one")}
+    one.close()
+    assert dict(zero.look()) == {}
+    zero.close()
+
+
+def test_a_beat_that_does_not_change_is_a_lease_that_runs_out_and_the_next_beat_renews_it():
+    store = dist.HashStore()
+    zero, one = member(store, 0, lease_s=0.0), member(store, 1)
+    one.begin(Address("10.0.0.1", 7, "one"))
+    assert dict(zero.look()) == {}  # a lease of no length is always over
+    patient = member(store, 0, lease_s=3600.0)
+    assert set(patient.look()) == {1}
+    for each in (zero, patient, one):
+        each.close()
+
+
+def test_lives_are_counted_and_the_first_claim_holds():
+    store = dist.HashStore()
+    assert [member(store, 1).life for _ in range(3)] == [1, 2, 3]
+    zero = member(store, 0)
+    assert zero.claim("who", "0 1") == "0 1" and zero.claim("who", "1") == "0 1"
+    assert zero.get("who") == "0 1" and zero.get("nothing") is None
+    zero.close()
+
+
+def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
+    store, away = dist.HashStore(), []
+
+    def opened():
+        if away:
+            raise RuntimeError("no route to host")
+        return store
+
+    one = member(store, 1, world=3)
+    one.begin(Address("10.0.0.1", 7, "one"))
+    line = Line(opened)
+    zero = Members(line, 0, 3, beat_s=3600.0)
+    assert set(zero.look()) == {1}
+    away.append(True)
+    line.close()  # its connection is lost
+    with pytest.warns(
+        UserWarning, match=r"store is gone \(no route to host\): rank 0 goes on with the peers it knows"
+    ):
+        assert set(zero.look()) == {1}
+    assert zero.store_lost
+    two = member(store, 2, world=3)
+    two.begin(Address("10.0.0.2", 7, "two"))
+    assert set(zero.look()) == {1}
+    away.clear()
+    assert set(zero.look()) == {1, 2} and not zero.store_lost
+    for each in (zero, one, two):
+        each.close()
