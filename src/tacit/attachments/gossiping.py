@@ -88,7 +88,7 @@ class GossipAttachment:
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
         self._begin(Address(host, self._peers.port, incarnation), timeout)
-        self._top_lr = 0.0
+        self._top_lr, self._since, self._followed = 0.0, 0, 0
         self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
@@ -139,35 +139,41 @@ class GossipAttachment:
 
     def _stepped(self) -> None:
         self._island.stepped()
-        self._since += 1
         self._handle.stepped(0)
-        if self._island.met != self._met:  # as caller or called: both look from here on
-            self._refer()
         lr = float(self._optimizer.param_groups[0]["lr"])
         self._top_lr = max(self._top_lr, lr)
-        moved = self._moved() if self._trigger.measures else [0.0] * len(self._lengths)
-        why = self._trigger.why(Movement(max(1, self._since), moved, self._lengths, lr, self._top_lr))
-        if why is None:
+        if self._trigger.measures:
+            self._look_at_change(lr)
+        else:
+            self._look_at_period(lr)
+
+    def _look_at_change(self, lr: float) -> None:
+        """Nothing is waited for: who calls now will still have moved after the next step."""
+        self._since += 1
+        if self._island.met != self._met:  # as caller or called: both look from here on
+            self._refer()
             return
-        if self._peers.calling:
-            if self._trigger.measures:
-                return  # it will still have moved after the next step
-            self._peers.wait(self._peers.patience_s)  # a fixed period is kept, as far as peers let it
-        if self._since or self._trigger.measures:
+        at = Movement(self._since, self._island.moved, self._lengths, lr, self._top_lr)
+        if (why := self._trigger.why(at)) is not None and not self._peers.calling:
             self._peers.wish(why)
+
+    def _look_at_period(self, lr: float) -> None:
+        """A fixed period is kept, as far as peers let it: a call begins when the last one has ended. One that was called has exchanged too."""
+        followed = self._peers.followed
+        self._since = self._since + 1 if followed == self._followed else 0
+        self._followed = followed
+        why = self._trigger.why(Movement(self._since, (), (), lr, self._top_lr)) if self._since else None
+        if why is not None:
+            self._peers.wait(self._peers.patience_s)
+            self._peers.wish(why)
+            self._since = 0
 
     def _refer(self) -> None:
         """From here on the model's change is measured from what it is now."""
-        self._reference, self._since, self._met = self._island.snapshot, 0, self._island.met
-        self._lengths = [float(part.norm()) ** 2 for part in self._parts(self._reference)]
-
-    def _moved(self) -> list[float]:
-        """|w - ref|^2, by layer if the trigger looks at layers: one pass over both, and no network."""
-        pairs = zip(self._parts(self._island.snapshot), self._parts(self._reference), strict=True)
-        return [float(torch.dist(now, then)) ** 2 for now, then in pairs]
-
-    def _parts(self, flat: Tensor) -> Sequence[Tensor]:
-        return flat.split(self._layers) if getattr(self._trigger, "by", "model") == "layer" else (flat,)
+        self._since, self._met, self._followed = 0, self._island.met, self._peers.followed
+        if self._trigger.measures:
+            self._island.reference = self._island.snapshot
+            self._lengths = [float(part.norm()) ** 2 for part in self._island.snapshot.split(self._layers)]
 
     def _heard(self, met: Met) -> None:
         self._handle.record(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from tacit import _core
 from tacit.requests import LocalSlots, Slots
 
 
@@ -42,6 +43,8 @@ class Island:
     start: Tensor | None = None  # what all ranks began with; None on one that came later
     step: int = 0
     snapshot: Tensor = field(init=False)
+    reference: Tensor | None = None  # what `moved` is measured from; None: nobody asks
+    moved: list[float] = field(default_factory=list)  # |w - reference|^2 by parameter, as of the last step
     pairs: dict[int, Pair] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     met: int = 0  # meetings that moved this model
@@ -71,12 +74,21 @@ class Island:
 
     def stepped(self) -> None:
         """After an optimizer step."""
-        self.gather_in()
+        self.gather_in(self._measured() if self.reference is not None else self.flat())
         self.step += 1
 
-    def gather_in(self) -> None:
+    @torch.no_grad()
+    def _measured(self) -> Tensor:
+        """The same as flat(), and `moved` in the same pass."""
+        assert self.reference is not None
+        own, sizes = torch.empty_like(self.reference), [p.numel() for p in self.parameters.values()]
+        parts = zip(self.parameters.values(), self.reference.split(sizes), own.split(sizes), strict=True)
+        self.moved = [_keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts]
+        return own
+
+    def gather_in(self, own: Tensor | None = None) -> None:
         """What peers have added goes into the parameters, and peers see the parameters as they are now; the training thread's."""
-        own = self.flat()
+        own = self.flat() if own is None else own
         with self.lock:
             pending, self._pending = self._pending, None
             if pending is not None:
@@ -110,3 +122,11 @@ class Island:
             if peer in self.pairs or self.start is None:
                 return self.pairs.get(peer)
             return Pair("start", self.start, LocalSlots(self.start))
+
+
+def _keep(w: Tensor, reference: Tensor, out: Tensor) -> float:
+    """out = w, and |w - reference|^2."""
+    if w.device.type == "cpu" and w.dtype == torch.float32:
+        return _core.keep(w, reference, out)
+    out.copy_(w)
+    return float(torch.dist(out, reference)) ** 2

@@ -95,6 +95,7 @@ class Peers:
         self._keeps = keeps_reference(codec)
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.followed = 0  # meetings to which this rank was called
         self._idle = threading.Event()
         self._idle.set()
         self._closed = threading.Event()
@@ -346,6 +347,7 @@ class Peers:
                 return  # decided already
             del self._island.doubts[doubt.caller]
             if happened:
+                self.followed += 1
                 self._island.conclude(doubt.caller, doubt.meeting, doubt.delta, doubt.middle, self._keeps)
 
     # ---- both sides
