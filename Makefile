@@ -16,7 +16,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy clean distclean
+.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy chaos clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -26,7 +26,7 @@ demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
 
 test: $(READY)  ## run the tests
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 	@echo "ruff check";   $(BIN)/ruff check -q
@@ -56,6 +56,9 @@ bench-error: $(READY)  ## errors of the codecs on real gradients
 
 bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minutes)
 	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 15 minutes)
+	@$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean:  ## remove what builds, tests and runs leave
 	@rm -rf build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache

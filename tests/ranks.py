@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes that imported torch once, and run one function after another in a fresh process group.
+"""Real ranks for tests: fresh processes for every run, forked from one that has imported torch.
 
     def body(rank, world): ...
     assert ranks.run(4, body) == [...]        # results in rank order
@@ -8,17 +8,30 @@ Functions are sent by module file and name, so a body must be a top-level functi
 
 import contextlib
 import importlib.util
+import io
 import multiprocessing as mp
 import os
+import runpy
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TIMEOUT_S = 120
+IMPORTED_ONCE = [  # seconds of every rank otherwise; none of them starts a thread of torch
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "tacit.attachments.ddp",
+    "tacit.attachments.fsdp",
+    "tacit.attachments.merging",
+    "tacit.attachments.plain",
+    "tacit.transports",
+]
 
 
 class RankError(AssertionError):
@@ -26,30 +39,28 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """A pool of rank processes, started when first needed and replaced when one of them has died."""
+    """Runs functions on ranks that live for one run: nothing a test leaves behind (threads, groups, caches) meets the next."""
 
     def __init__(self) -> None:
-        self._context = mp.get_context("spawn")
+        self._context = mp.get_context("forkserver")
+        self._context.set_forkserver_preload(IMPORTED_ONCE)
         self._workers: list[tuple[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(
         self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
     ) -> None:
-        while len(self._workers) < world:
+        self.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="tacit-test-")
+        store = f"file://{self._folder.name}/store"
+        where = (function.__code__.co_filename, function.__qualname__)
+        for rank in range(world):
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there,), daemon=True)
             process.start()
             there.close()
+            here.send((where, args, rank, world, store, timeout_s))
             self._workers.append((process, here))
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="tacit-test-"
-        )  # the last one goes when the next one comes
-        where = (function.__code__.co_filename, function.__qualname__)
-        for rank in range(world):
-            self._workers[rank][1].send(
-                (where, args, rank, world, f"file://{self._folder.name}/store", timeout_s)
-            )
 
     def process_id(self, rank: int) -> int:
         return int(self._workers[rank][0].pid)
@@ -61,8 +72,6 @@ class Ranks:
             if pipe.poll(TIMEOUT_S * 2):
                 found: tuple[str, Any] = pipe.recv()
                 return found
-            process.kill()
-            process.join(10)
             return "error", "no answer in time"
         except EOFError:
             process.join(10)
@@ -70,14 +79,8 @@ class Ranks:
 
     def results(self, world: int) -> list[tuple[str, Any]]:
         found = [self.result(rank) for rank in range(world)]
-        self.forget_dead()
+        self.close()
         return found
-
-    def forget_dead(self) -> None:
-        for process, _ in self._workers:
-            if not process.is_alive():
-                process.join()
-        self._workers = [w for w in self._workers if w[0].is_alive()]
 
     def run(
         self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
@@ -90,13 +93,35 @@ class Ranks:
         return [value for _, value in found]
 
     def close(self) -> None:
+        """Ends all ranks, whatever they do."""
+        for process, _ in self._workers:
+            process.kill()
         for process, pipe in self._workers:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+            process.join()
+            pipe.close()
         self._workers = []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def printed(rank: int, world: int, script: str, words: Sequence[str], port: int) -> str:
+    """What a file, or a module by its name, prints when it is started as torchrun would, but where torch is imported already."""
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    run = runpy.run_path if script.endswith(".py") else runpy.run_module
+    with (
+        mock.patch.dict(os.environ, {name: str(value) for name, value in told.items()}),
+        mock.patch.object(sys, "argv", [script, *words]),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+    ):
+        run(script, run_name="__main__")
+    return out.getvalue()
 
 
 def _serve(pipe: Any) -> None:
@@ -105,19 +130,22 @@ def _serve(pipe: Any) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    while (job := pipe.recv()) is not None:
-        where, args, rank, world, store, timeout_s = job
-        torch.manual_seed(0)
-        try:
+    torch.manual_seed(0)
+    where, args, rank, world, store, timeout_s = pipe.recv()
+    try:
+        function = _load(where)
+        if function.__name__ != printed.__name__:  # which joins a group itself
             dist.init_process_group(
                 "gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
             )
-            answer = ("ok", _load(where)(rank, world, *args))
-        except BaseException:
-            answer = ("error", traceback.format_exc())
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
-        pipe.send(answer)
+            dist.barrier()  # nobody leaves while others still connect to it
+        answer = ("ok", function(rank, world, *args))
+    except BaseException:
+        answer = ("error", traceback.format_exc())
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()  # those who still wait for this rank hear at once that it has left
+    pipe.send(answer)
+    pipe.poll(None)  # tensors of the answer are this process's until they have been received
 
 
 def _load(where: tuple[str, str]) -> Callable[..., Any]:

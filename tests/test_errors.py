@@ -34,7 +34,7 @@ BAD_TEXTS = {
     "every / int8 / sharded / extra": "has 4 parts",
     "every // sharded": "write 'when / what / who'",
     "every / int9 / sharded": "unknown codec 'int9'; did you mean 'int8'?",
-    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, thc, hush, ef",
+    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, thc, hush, topk, ef",
     "sometimes / int8 / sharded": "unknown round 'sometimes'; known are every",
     "every / int8 / shared": "unknown scheme 'shared'; did you mean 'sharded'?",
     "every / int8( / sharded": "cannot be read",
@@ -43,7 +43,7 @@ BAD_TEXTS = {
     "every / int8(block=two) / sharded": "block=two",
     "every / int8(rounding=up) / sharded": "choose stochastic (unbiased) or nearest",
     "every / int8(block=__import__('os')) / sharded": "is no plain value",
-    "every / ef / sharded": "does not fit its options (inner)",
+    "every / ef / sharded": "does not fit its options (inner, decay)",
     "every / ef(3) / sharded": "ef(3): an inner codec is needed",
     "every / ef(ef(int8)) / sharded": "already remembers",
     "every / int8 / allreduce": "cannot be added in flight by allreduce; write 'int8(block=256) / sharded'",
@@ -171,7 +171,6 @@ def test_a_rank_that_stalls_ends_the_others_within_the_time_out(ranks):
     found = {rank: ranks.result(rank) for rank in (0, 2)}
     os.kill(stalled, signal.SIGKILL)
     assert ranks.result(1) == ("died", -signal.SIGKILL)
-    ranks.forget_dead()
     for rank, (kind, (name, text, after_s, _)) in found.items():
         assert kind == "ok" and name == "TransportError" and after_s < 20
         assert f"rank {rank} of 3" in text

@@ -31,10 +31,10 @@ def _hundred_steps(rank, world, seed):
         return flat(model), handle.stats.as_dict(), len(handle._attachment._backward.buckets)
 
 
-@pytest.mark.timeout(900)  # 30,000 collectives: two minutes on two idle cores, more on busy ones
+@pytest.mark.timeout(900)  # 15,000 collectives, and 150,000 with TACIT_LONG=1
 def test_a_two_request_codec_on_many_buckets_never_hangs_and_stays_identical(ranks):
-    """4 ranks, at least 5 buckets, 100 steps, 4 times (20 with TACIT_LONG=1): torch's PowerSGD hook fails 7 of 7 of these."""
-    for seed in range(20 if os.environ.get("TACIT_LONG") else 4):
+    """4 ranks, at least 5 buckets, 100 steps, twice (20 times with TACIT_LONG=1): torch's PowerSGD hook fails 7 of 7 of these."""
+    for seed in range(20 if os.environ.get("TACIT_LONG") else 2):
         found = ranks.run(4, _hundred_steps, seed)
         assert found[0][2] >= 5
         assert found[0][1]["steps"] == 100

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from ranks import Ranks, printed
 
-from tacit import launch
 from tacit.demo.facts import CONFIGURATIONS, PLAIN
+from tacit.launch import reserved_port
 
 STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def trainings(ranks: Ranks) -> dict[str, dict[str, Any]]:
     pytest.importorskip("sklearn")
-    heard: list[dict[str, Any]] = []
-    launch.run(
-        "tacit.demo.worker",
-        ["--tasks", "digits", "--steps", str(STEPS)],
-        ranks=2,
-        on_message=lambda rank, message: heard.append(message | {"rank": rank}),
-        log_dir=tmp_path_factory.mktemp("logs"),
-        timeout_s=120,
-    )
-    assert {message["rank"] for message in heard} == {0}
+    words = ["--tasks", "digits", "--steps", str(STEPS)]
+    with reserved_port() as port:
+        told, *others = ranks.run(2, printed, "tacit.demo.worker", words, port)
+    assert others == [""]
+    heard = [json.loads(line) for line in told.splitlines()]
     assert {message["kind"] for message in heard} == {"progress", "training"}
     return {message["configuration"]: message for message in heard if message["kind"] == "training"}
 

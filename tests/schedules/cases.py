@@ -1,7 +1,9 @@
 """Every schedule the tests go over: all names with their defaults, and options that change the shape."""
 
-from collections.abc import Callable
-from functools import partial
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from typing import Any
 
 from tacit.schedules import (
     SCHEDULES,
@@ -31,3 +33,25 @@ SHAPED: dict[str, Callable[[int], Schedule]] = {
     "random_gossip(stages=5, seed=7)": partial(random_gossip, stages=5, seed=7),
 }
 ALL = NAMED | SHAPED
+
+
+def for_each(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, but one test: checks of microseconds would pay milliseconds each. A failure tells the value."""
+    chosen = list(values)
+
+    def fold(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def folded(**others: Any) -> None:
+            for value in chosen:
+                try:
+                    test(**others, **{name: value})
+                except BaseException as error:
+                    error.add_note(f"with {name}={value!r}")
+                    raise
+
+        asked = inspect.signature(test)
+        kept = [parameter for parameter in asked.parameters.values() if parameter.name != name]
+        folded.__signature__ = asked.replace(parameters=kept)  # type: ignore[attr-defined]
+        return folded
+
+    return fold

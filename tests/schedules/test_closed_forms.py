@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from schedules.cases import for_each
 
 from tacit.schedules import (
     direct_all_gather,
@@ -37,21 +38,21 @@ def log2_down(n):
     return n.bit_length() - 1
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_ring_and_sharded_server_send_the_least_in_twice_n_minus_1_stages(n):
     for schedule in (ring(n), sharded(n)):
         assert (schedule.stage_count, schedule.chunks) == (2 * (n - 1), n)
         assert (schedule.sent_chunks() == 2 * (n - 1)).all()
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_a_direct_sharded_server_needs_two_stages_for_the_same_bytes(n):
     schedule = sharded(n, direct=True)
     assert schedule.stage_count == (2 if n > 1 else 0)
     assert (schedule.sent_chunks() == 2 * (n - 1)).all()
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_tree_sends_one_vector_up_and_one_to_each_child(n):
     schedule = tree(n)
     assert (schedule.stage_count, schedule.chunks) == (2 * log2_up(n), 1)
@@ -64,7 +65,7 @@ def test_tree_sends_one_vector_up_and_one_to_each_child(n):
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5, 40])
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_double_tree_pipelines_its_pieces_one_stage_apart(n, pieces):
     schedule = double_tree(n, pieces=pieces)
     assert schedule.stage_count == (2 * log2_up(n) + pieces - 1 if n > 1 else 0)
@@ -74,7 +75,7 @@ def test_double_tree_pipelines_its_pieces_one_stage_apart(n, pieces):
     assert sent.max() <= 4 * pieces  # two vectors
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_both_trees_are_binary_and_who_has_children_in_one_is_a_leaf_of_the_other(n):
     below = [Counter(), Counter()]
     for stage in list(double_tree(n).stages())[log2_up(n) :]:
@@ -88,12 +89,12 @@ def test_both_trees_are_binary_and_who_has_children_in_one_is_a_leaf_of_the_othe
     assert all(below[0][r] == below[1][r] == 1 for r in both)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_steady_stages_of_a_pipelined_double_tree_are_one_phase(n):
     assert len(double_tree(n, pieces=1000).phases) <= 4 * log2_up(n)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_recursive_doubling_folds_what_is_over_a_power_of_two(n):
     schedule, p = recursive_doubling(n), 2 ** log2_down(n)
     assert schedule.stage_count == log2_down(n) + 2 * (n > p)
@@ -101,7 +102,7 @@ def test_recursive_doubling_folds_what_is_over_a_power_of_two(n):
     assert sorted(schedule.sent_chunks()) == sorted(_folded(n, p, each=log2_down(n), vector=1))
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_halving_doubling_sends_as_little_as_a_ring_in_a_logarithm_of_stages(n):
     schedule, p = halving_doubling(n), 2 ** log2_down(n)
     assert schedule.stage_count == 2 * log2_down(n) + 2 * (n > p)
@@ -114,7 +115,7 @@ def _folded(n, p, each, vector):
     return [vector] * (n - p) + [each + vector] * (n - p) + [each] * (2 * p - n)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_torus_is_as_square_as_n_allows_and_sends_the_least(n):
     schedule = torus(n)
     a, b = schedule.notes["rows"], schedule.notes["columns"]
@@ -136,7 +137,7 @@ def test_the_rows_of_a_torus_can_be_chosen(rows):
     assert schedule.stage_count == 2 * (rows - 1) + 2 * (12 // rows - 1)
 
 
-@pytest.mark.parametrize("n", WORLDS[1:])
+@for_each("n", WORLDS[1:])
 def test_star_and_server_need_two_stages(n):
     assert star(n).stage_count == server(n).stage_count == 2
     assert star(n).sent_chunks().tolist() == [1] * n + [n]
@@ -144,7 +145,7 @@ def test_star_and_server_need_two_stages(n):
 
 
 @pytest.mark.parametrize("fan", [2, 3, 16])
-@pytest.mark.parametrize("n", WORLDS[1:])
+@for_each("n", WORLDS[1:])
 def test_a_tree_of_stars_serves_racks_through_a_spine(n, fan):
     schedule, racks = tree_of_stars(n, fan=fan), -(-n // fan)
     sizes = [min(fan, n - fan * i) for i in range(racks)]
@@ -156,7 +157,7 @@ def test_a_tree_of_stars_serves_racks_through_a_spine(n, fan):
         assert schedule.sent_chunks().tolist() == [1] * n + [size + 1 for size in sizes] + [racks]
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_all_gathers_send_n_minus_1_chunks_in_their_stages(n):
     stages = {
         ring_all_gather: n - 1,
@@ -173,7 +174,7 @@ def test_all_gathers_at_1024_have_the_stages_that_optree_compares_with():
     assert (ring_all_gather(1024).stage_count, neighbour_exchange(1024).stage_count) == (1023, 512)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_all_to_alls_send_n_minus_1_chunks_in_their_stages(n):
     for exchange, count in {shift_all_to_all: n - 1, direct_all_to_all: min(n - 1, 1)}.items():
         schedule = exchange(n)
@@ -181,7 +182,7 @@ def test_all_to_alls_send_n_minus_1_chunks_in_their_stages(n):
         assert (schedule.sent_chunks() == n - 1).all()
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_exponential_gossip_meets_all_distances(n):
     schedule = exponential_gossip(n)
     assert schedule.stage_count == log2_up(n)
@@ -196,7 +197,7 @@ def test_exponential_gossip_of_a_power_of_two_ends_with_the_sum_of_all(n):
     type(gossip)(gossip.name, n, 1, gossip.phases, "sum").verify()
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@for_each("n", WORLDS)
 def test_a_random_matching_leaves_out_one_rank_of_an_odd_world(n):
     schedule = random_gossip(n, stages=4, seed=3)
     assert schedule.stage_count == (4 if n > 1 else 0)

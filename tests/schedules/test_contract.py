@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from schedules.cases import ALL, NAMED
+from schedules.cases import ALL, NAMED, for_each
 
 from tacit.errors import ConfigError
 from tacit.schedules import SCHEDULES, SHAPES, Phase, build, ring, sharded
@@ -11,8 +11,8 @@ FAST_AT_100_000 = ["ring", "tree", "double_tree", "recursive_doubling", "halving
                    "star", "tree_of_stars", "server", "wrht", "ring_all_gather", "exponential_gossip"]  # fmt: skip
 
 
-@pytest.mark.parametrize("world", [*range(1, 34), 64, 100])
 @pytest.mark.parametrize("name", ALL)
+@for_each("world", [*range(1, 34), 64, 100])
 def test_it_verifies_at_this_world(name, world):
     schedule = ALL[name](world)
     schedule.verify()
@@ -31,8 +31,8 @@ def test_sums_and_other_shapes_have_a_registry_each():
     assert not SCHEDULES.keys() & SHAPES.keys()
 
 
-@pytest.mark.parametrize("world", [2, 5, 12, 33])
 @pytest.mark.parametrize("name", ALL)
+@for_each("world", [2, 5, 12, 33])
 def test_the_stages_of_a_phase_differ_in_their_chunks_only(name, world):
     schedule = ALL[name](world)
     for phase in schedule.phases:
@@ -67,8 +67,8 @@ def test_a_world_may_be_a_number_of_numpy(name):
     assert type(schedule.world) is type(schedule.chunks) is int
 
 
-@pytest.mark.parametrize("world", [0, -1, True, 2.5, "4", None])
 @pytest.mark.parametrize("name", NAMED)
+@for_each("world", [0, -1, True, 2.5, "4", None])
 def test_a_world_that_is_none_is_refused_in_one_sentence(name, world):
     with pytest.raises(ConfigError) as refused:
         NAMED[name](world)

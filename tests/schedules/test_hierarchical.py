@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from schedules.cases import for_each
 
 from tacit.schedules import hierarchical
 
@@ -11,7 +12,7 @@ GROUPS = [1, 2, 3, 4, 5, 8]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("n", [*range(1, 34), 64, 100, 1000])
+@for_each("n", [*range(1, 34), 64, 100, 1000])
 def test_stages_and_sizes_are_those_of_the_cost_model(n, group):
     schedule = hierarchical(n, group=group)
     m, g = min(group, n), -(-n // min(group, n))
@@ -27,7 +28,7 @@ def test_stages_at_the_sizes_of_the_paper(n, stages):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("n", [*range(1, 34), 64, 100])
+@for_each("n", [*range(1, 34), 64, 100])
 def test_every_rank_sends_what_the_docstring_says(n, group):
     m = min(group, n)
     g = -(-n // m)

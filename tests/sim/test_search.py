@@ -1,5 +1,6 @@
 """The search: what it returns is proven, beats every rival in every case of the docs, and nothing is below the bounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,16 +107,18 @@ def test_a_power_budget_that_wrht_cannot_meet_leaves_braids():
 @pytest.mark.parametrize(
     "name", ["ring", "two_way_ring", "tree", "wrht", "halving_doubling", "recursive_doubling", "sharded"]
 )
-@pytest.mark.parametrize("setup_s", [0.0, 1e-6, 1e-3])
 @pytest.mark.parametrize("world", [2, 7, 64, 200])
-def test_no_schedule_is_below_the_bounds(name, world, setup_s):
-    ring = OpticalRing(world, 4, 1e9, setup_s)
+def test_no_schedule_is_below_the_bounds(name, world):
     schedule = two_way_ring(world) if name == "two_way_ring" else build(name, world)
-    for nbytes in (0.0, 1e3, 1e7):
-        bounds, time_s = lower_bounds(world, nbytes, ring), cost(schedule, nbytes, ring, stripe=True).time_s
-        for bound_s in (bounds.latency_s, bounds.node_s, bounds.bisection_s):
-            assert bound_s <= bounds.combined_s * (1 + 1e-9)
-        assert bounds.combined_s <= time_s * (1 + 1e-9)
+    was = OpticalRing(world, 4, 1e9, 0.0)
+    found = cost(schedule, 1e7, was, stripe=True)  # the light is the same for every size and set-up
+    for setup_s in (0.0, 1e-6, 1e-3):
+        ring = replace(was, setup_s=setup_s)
+        for nbytes in (0.0, 1e3, 1e7):
+            bounds, time_s = lower_bounds(world, nbytes, ring), rescaled(found, nbytes, was, ring).time_s
+            for bound_s in (bounds.latency_s, bounds.node_s, bounds.bisection_s):
+                assert bound_s <= bounds.combined_s * (1 + 1e-9)
+            assert bounds.combined_s <= time_s * (1 + 1e-9)
 
 
 def test_the_two_way_ring_meets_the_bandwidth_bound_exactly():
