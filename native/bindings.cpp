@@ -9,6 +9,7 @@
 #include "aggregator_bindings.h"
 #include "blocks.h"
 #include "rotated.h"
+#include "topk.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -53,6 +54,18 @@ void random_bits(std::uint64_t seed, Array<std::uint32_t> out) {
 double keep(Array<const float> x, Array<const float> reference, Array<float> out) {
     nb::gil_scoped_release unlocked;
     return tacit::keep(span(x), span(reference), span(out));
+}
+
+void topk_pack(Array<const float> x, std::size_t length, std::size_t kept, int bits, int low,
+               std::size_t high, Array<std::uint8_t> out) {
+    nb::gil_scoped_release unlocked;
+    tacit::topk_pack(span(x), {length, kept, bits, low, high}, span(out));
+}
+
+void topk_add(Array<const std::uint8_t> data, std::size_t length, std::size_t kept, int bits, int low,
+              std::size_t high, Array<float> out) {
+    nb::gil_scoped_release unlocked;
+    tacit::topk_add(span(data), {length, kept, bits, low, high}, span(out));
 }
 
 // Lanes come in three types: call(span of the right one).
@@ -218,6 +231,17 @@ NB_MODULE(_core, m) {
                   ", gain: float, threads: int = 1) -> None"),
           "gain * the mean over the `count` ranks whose table values add up to `lanes`, of thc_padded().\n\n"
           "A slice whose norm is not finite decodes to NaN. `lanes` are only read; the GIL is released.");
+
+    m.def("topk_pack", &topk_pack, "x"_a.noconvert(), "length"_a, "kept"_a, "bits"_a, "low"_a, "high"_a,
+          "out"_a.noconvert(),
+          nb::sig("def topk_pack(x: " FLOAT32S
+                  ", length: int, kept: int, bits: int, low: int, high: int, out: " BYTES ") -> None"),
+          "The `kept` largest of every `length` elements into rows of `out`; see native/topk.h.");
+    m.def("topk_add", &topk_add, "data"_a.noconvert(), "length"_a, "kept"_a, "bits"_a, "low"_a, "high"_a,
+          "out"_a.noconvert(),
+          nb::sig("def topk_add(data: " BYTES
+                  ", length: int, kept: int, bits: int, low: int, high: int, out: " FLOAT32S ") -> None"),
+          "out += what the rows of `data` say; `data` is only read, the GIL is released.");
 
     m.def("simd", &tacit::simd, "The instruction set in use.");
     m.def("simd_variants", &tacit::simd_variants,

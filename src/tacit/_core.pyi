@@ -87,6 +87,16 @@ def thc_decode(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.ui
     A slice whose norm is not finite decodes to NaN. `lanes` are only read; the GIL is released.
     """
 
+def topk_pack(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], length: int, kept: int, bits: int, low: int, high: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """
+    The `kept` largest of every `length` elements into rows of `out`; see native/topk.h.
+    """
+
+def topk_add(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], length: int, kept: int, bits: int, low: int, high: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    out += what the rows of `data` say; `data` is only read, the GIL is released.
+    """
+
 def simd() -> str:
     """The instruction set in use."""
 

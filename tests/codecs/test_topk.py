@@ -197,3 +197,35 @@ def test_sparse_payloads_are_not_added_in_flight():
 
     with pytest.raises(PairingError, match="cannot be added in flight"):
         Strategy.parse("topk / allreduce")
+
+
+@pytest.mark.parametrize("share", [1 / 64, 1 / 16, 0.5, 1.0])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("numel", [1, 2, 4095, 4096, 4097, 20_000])
+def test_the_core_and_torch_write_one_wire(share: float, bits: int, numel: int) -> None:
+    codec, x = (
+        TopK(share=share, bits=bits),
+        torch.randn(numel, generator=torch.Generator().manual_seed(numel)),
+    )
+    for rows, part in codec._cut(x):
+        core, torchs = rows.pack(part), rows.pack_in_torch(part)
+        head = 2 * rows.levels
+        indices = slice(head, head + (rows.kept * rows.low + rows.high) // 8)
+        assert torch.equal(core[:, indices], torchs[:, indices])  # which of them
+        levels = [bytes(row[:, :head].flatten().tolist()) for row in (core, torchs)]
+        levels = [torch.frombuffer(bytearray(level), dtype=torch.bfloat16).float() for level in levels]
+        torch.testing.assert_close(*levels, rtol=0.01, atol=0)
+        for payload in (core, torchs):  # whoever reads reads the same
+            heard, twin = torch.ones_like(part), torch.ones_like(part)
+            rows.unpack_add(payload, heard)
+            rows.unpack_add_in_torch(payload, twin)
+            assert torch.equal(heard, twin)
+
+
+def test_bytes_that_nobody_packed_are_refused() -> None:
+    codec, out = TopK(share=0.25, chunk=64), torch.zeros(64)
+    payload = codec.pack(torch.randn(64))
+    with pytest.raises(ValueError, match="names element"):
+        codec.unpack_add(torch.zeros_like(payload), out)
+    with pytest.raises(ValueError, match="are not rows of 64 elements"):
+        codec.unpack_add(payload[:-1].clone(), out)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import _core
 from tacit.errors import ConfigError
 from tacit.requests import Conversation, Gather, Heard, Traits, Turn
 
@@ -117,6 +118,21 @@ class Rows:
         return self.count * (2 * self.levels + (nbits + 7) // 8)
 
     def pack(self, x: Tensor) -> Tensor:
+        """The rows of x, which has `count` of `length`: in C++ where x lies on a CPU."""
+        if x.device.type != "cpu":
+            return self.pack_in_torch(x)
+        out = torch.empty(self.count, self.nbytes // self.count, dtype=torch.uint8)
+        _core.topk_pack(x.reshape(-1), self.length, self.kept, self.bits, self.low, self.high, out.view(-1))
+        return out
+
+    def unpack_add(self, data: Tensor, out: Tensor) -> None:
+        """out += what the rows of `data` say; `out` is contiguous, as `data` is."""
+        if out.device.type != "cpu":
+            return self.unpack_add_in_torch(data, out)
+        _core.topk_add(data.reshape(-1), self.length, self.kept, self.bits, self.low, self.high, out.view(-1))
+
+    def pack_in_torch(self, x: Tensor) -> Tensor:
+        """For other devices, and the twin of the C++ in the tests. Of equal ones another may be picked."""
         index = x.abs().topk(self.kept, dim=1, sorted=False).indices.sort(dim=1).values
         picked = x.gather(1, index)
         levels = fitted(picked.abs(), self.levels).bfloat16()
@@ -129,7 +145,7 @@ class Rows:
         written = torch.cat([to_bits(index, self.low), high, to_bits(code, self.bits)], dim=1)
         return torch.cat([levels.view(torch.uint8), to_bytes(written)], dim=1)
 
-    def unpack_add(self, data: Tensor, out: Tensor) -> None:
+    def unpack_add_in_torch(self, data: Tensor, out: Tensor) -> None:
         levels = (
             data[:, : 2 * self.levels]
             .clone(memory_format=torch.contiguous_format)
