@@ -27,16 +27,15 @@ from tacit.demo.tasks import idx
 from tacit.gossip.islands import Islands
 from tacit.gossip.partners import Gossip
 from tacit.rounds import Adaptive, Trigger
-from tacit.rounds.adaptive import DEFAULT_THETA
 from tacit.strategy import Strategy
 
 WORLD, BATCH, LR, MOMENTUM = 8, 32, 0.05, 0.9
 RULES = (
     "every / none / gossip",
-    "local(13) / none / gossip",
-    "adaptive(0.04) / none / gossip",
-    "adaptive(0.02) / hush / gossip",
-    "adaptive(0.02) / int4 / gossip",
+    "adaptive / topk(share=0.0625) / gossip",
+    "adaptive / hush / gossip",
+    "adaptive(0.1) / none / gossip",
+    "local(18) / none / gossip",
 )
 
 
@@ -142,7 +141,7 @@ def against_every_step(records: Iterable[dict[str, Any]]) -> dict[str, dict[str,
 
 
 def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
-    """Above accuracy, below bytes, a column a model, a line a codec; whiskers over the seeds; dashed, what is promised."""
+    """Above accuracy, below bytes, a column a model, a line a codec; whiskers over the seeds; dashed, what is promised; dotted, the default."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     from tacit.report import drawing
@@ -166,8 +165,8 @@ def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
                 for codec in (name for name in names if name in found[model]):
                     label = codec if not column and not which else None
                     _line(axes, found[model][codec], which, ink[codec], label)
+                    axes.axvline(_default(codec), color=ink[codec], lw=0.9, ls=(0, (1, 2)))
                 axes.axhline((POINTS, SHARE)[which], color=drawing.INK, lw=0.9, ls=(0, (4, 3)))
-                axes.axvline(DEFAULT_THETA, color=drawing.INK, lw=0.9, ls=(0, (1, 2)))
             panels[0, column].set_title(model.upper(), fontsize=10)
             panels[0, column].axhline(0, color=drawing.INK, lw=0.8)
             panels[1, column].set_xlabel("theta: talk when the model has moved so far")
@@ -180,13 +179,19 @@ def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
             axes.annotate(told, (1, bound), xycoords=("axes fraction", "data"), xytext=(0, 3), ha="right",
                           textcoords="offset points", fontsize=8.5)  # fmt: skip
         axes = panels[0, 0]
-        axes.annotate("default", (DEFAULT_THETA, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
-                      textcoords="offset points", fontsize=8.5)  # fmt: skip
         axes.set_xscale("log")
         axes.set_xticks(thetas, [f"{theta:g}" for theta in thetas])
         axes.xaxis.set_minor_formatter(NullFormatter())
         drawing.legend(figure, ncols=len(names))
         path.write_text(drawing.standalone(drawing.svg(figure, path.stem)))
+
+
+def _default(codec: str) -> float:
+    """The threshold of `adaptive` for this codec, if none is given."""
+    when = Strategy.parse(f"adaptive / {codec}").when
+    assert isinstance(when, Adaptive)
+    assert when.theta is not None
+    return when.theta
 
 
 def _line(axes: Any, curve: Curve, which: int, colour: str, label: str | None) -> None:

@@ -67,3 +67,19 @@ def test_a_registered_codec_can_be_written_by_name():
     with pytest.raises(ConfigError, match="no plain word"):
         register("two words", Own)
     del CODECS["own_for_this_test"]
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("adaptive", "adaptive(0.05) / hush / gossip"),
+        ("adaptive / topk(share=0.0625)", "adaptive(0.011) / topk(share=0.0625, bits=2, chunk=4096) / gossip"),
+        ("adaptive(by=layer) / none", "adaptive(0.22, by=layer) / none / gossip"),
+        ("adaptive(0.3) / hush", "adaptive(0.3) / hush / gossip"),
+        ("sparseloco(20)", "sparseloco(20, rate=1) / ef(topk(share=0.015625, bits=2, chunk=4096), decay=0.95) / sharded"),
+    ],
+)  # fmt: skip
+def test_a_rule_has_a_codec_and_the_codec_a_threshold(text: str, whole: str) -> None:
+    strategy = Strategy.parse(text)
+    assert str(strategy) == whole
+    assert Strategy.parse(whole) == strategy

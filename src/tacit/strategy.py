@@ -34,6 +34,9 @@ class Strategy:
     who: Scheme | Gossip
 
     def __post_init__(self) -> None:
+        if isinstance(self.when, Adaptive):
+            bits = 8 * self.what.nbytes(1 << 20) / (1 << 20)
+            object.__setattr__(self, "when", self.when.for_codec(bits))
         self.check()
 
     def __str__(self) -> str:

@@ -4,16 +4,22 @@
 
 No network is asked for it. With `follow`, theta shrinks with the learning rate, so that the models agree in the end
 (a constant theta leaves them a constant distance apart); with `by=layer` one layer that has moved enough will do.
+Who leaves theta out gets one that suits the codec.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from tacit.errors import ConfigError
 
-DEFAULT_THETA = 0.05  # docs/rounds.md shows a decade around it
+
+def default_theta(bits: float) -> float:
+    """For a codec of `bits` an element. Traffic is about bits / theta^1.1 of a model, so this says about 2 % of what every step would say,
+    with any codec: who says less at a time can afford to meet more often, and parts less (docs/rounds.md shows the decade around it).
+    """
+    return float(f"{0.0183 * bits**0.72:.2g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +45,21 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`adaptive` is `adaptive(0.05)`; `adaptive(0.05, follow=False)` as the paper may have had it; `by=layer`."""
+    """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=False)` as the paper may have had it; `by=layer`."""
 
-    theta: float = DEFAULT_THETA
+    theta: float | None = None  # None: default_theta() of the codec, once that is known
     follow: bool = True
     by: str = "model"
 
     speaks: ClassVar[str] = "models"
+    says: ClassVar[str] = "hush"
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number = isinstance(self.theta, int | float) and not isinstance(self.theta, bool)
-        if not number or not 0 < self.theta < math.inf:
+        if self.theta is not None and not (number and 0 < self.theta < math.inf):
             raise ConfigError(
-                f"theta={self.theta!r}: the relative change after which to talk, above 0; try {DEFAULT_THETA}"
+                f"theta={self.theta!r}: the relative change after which to talk, above 0; leave it out for one that suits the codec"
             )
         if not isinstance(self.follow, bool):
             raise ConfigError(f"follow={self.follow!r}: True or False")
@@ -61,13 +68,18 @@ class Adaptive:
 
     def __str__(self) -> str:
         options = [
-            f"{self.theta:g}",
+            *([f"{self.theta:g}"] if self.theta is not None else []),
             *(["follow=False"] if not self.follow else []),
             *(["by=layer"] if self.by == "layer" else []),
         ]
-        return f"adaptive({', '.join(options)})"
+        return f"adaptive({', '.join(options)})" if options else "adaptive"
+
+    def for_codec(self, bits: float) -> "Adaptive":
+        """The same, with a theta."""
+        return self if self.theta is not None else replace(self, theta=default_theta(bits))
 
     def why(self, movement: Movement) -> str | None:
+        assert self.theta is not None, "a Strategy has chosen one"
         theta = self.theta * (movement.lr / movement.top_lr if self.follow and movement.top_lr else 1.0)
         pairs = list(zip(movement.moved, movement.length, strict=True))
         if self.by == "model":
