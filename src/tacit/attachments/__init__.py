@@ -60,11 +60,13 @@ def attach(
     if isinstance(parsed.who, Gossip):
         from tacit.attachments.gossiping import attach_gossip
 
-        if _kind(core) != "plain":
+        if (kind := _kind(core)) == "fsdp2":
             raise ConfigError(
-                f"{parsed} keeps no two ranks equal, and DDP and FSDP2 want that; attach the plain module"
+                f"{parsed} moves whole models, and FSDP2 has cut this one; attach the plain module, or use DDP inside a host"
             )
-        attach_gossip(handle, cast("Trigger", parsed.when), parsed.who, optimizer, parameters, timeout)
+        inside = core.process_group if kind == "ddp" else None
+        trigger = cast("Trigger", parsed.when)
+        attach_gossip(handle, trigger, parsed.who, optimizer, parameters, timeout, inside)
         _ATTACHED[core] = handle
         return handle
     if not dist.is_available() or not dist.is_initialized():

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.handle import Handle
+from tacit.attachments.hosts import Follower, Host
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
@@ -43,13 +44,20 @@ def attach_gossip(
     optimizer: torch.optim.Optimizer | None,
     parameters: Mapping[str, nn.Parameter],
     timeout: timedelta | None,
+    inside: dist.ProcessGroup | None = None,
 ) -> None:
+    """`inside` is the process group of DDP inside this rank's host, if there is one."""
     if optimizer is None:
         raise ConfigError(f"{trigger} looks at the model after optimizer steps; give attach() the optimizer")
-    rank, world = _place()
+    host = Host(inside) if inside is not None else None
+    rank, world = (host.place, host.number) if host else _place()
     if world == 1:
         return
-    found = GossipAttachment(handle, trigger, who, optimizer, parameters, rank, world, timeout)
+    found: GossipAttachment | Follower
+    if host is None or host.leads:
+        found = GossipAttachment(handle, trigger, who, optimizer, parameters, rank, world, timeout, host)
+    else:
+        found = Follower(handle, host, optimizer, parameters)
     handle.fasten(found)
     handle.rank, handle.world = rank, world
 
@@ -67,11 +75,12 @@ class GossipAttachment:
         rank: int,
         world: int,
         timeout: timedelta | None,
+        host: Host | None = None,
     ):
-        self._handle, self._trigger, self._optimizer = handle, trigger, optimizer
+        self._handle, self._trigger, self._optimizer, self._host = handle, trigger, optimizer, host
         self._island = Island(parameters)
         self._members = Members(Line(_store(rank)), rank, world, start_s=2 * _START_S)
-        host, incarnation = _own_host(), f"{self._members.life}-{secrets.token_hex(4)}"
+        address, incarnation = _own_host(), f"{self._members.life}-{secrets.token_hex(4)}"
         self._peers = Peers(
             self._island,
             who,
@@ -80,14 +89,15 @@ class GossipAttachment:
             world=world,
             incarnation=incarnation,
             seed=handle.seed,
-            host=host,
+            host=address,
             members=self._members.live,
             tell=self._heard,
             sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
         )
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
-        self._begin(Address(host, self._peers.port, incarnation), timeout)
+        self._begin(Address(address, self._peers.port, incarnation), timeout)
+        self._tell(True)
         self._top_lr, self._since, self._followed = 0.0, 0, 0
         self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
@@ -137,8 +147,13 @@ class GossipAttachment:
 
     # ---- after every step
 
+    def _tell(self, changed: bool) -> None:
+        """The others of this host, if there are any, take what became of the model."""
+        if self._host is not None:
+            self._host.tell(self._island.flat() if changed else None, self._island.snapshot)
+
     def _stepped(self) -> None:
-        self._island.stepped()
+        self._tell(self._island.stepped())
         self._handle.stepped(0)
         lr = float(self._optimizer.param_groups[0]["lr"])
         self._top_lr = max(self._top_lr, lr)
@@ -213,6 +228,7 @@ class GossipAttachment:
         finally:
             self._island.offered = None
             self._island.merges += 1
+        self._tell(True)
         self._refer()
 
     def _mean(self, key: str, chosen: list[int], deadline: float) -> Tensor:
@@ -293,12 +309,14 @@ class GossipAttachment:
     def consensus(self) -> float:
         """Root mean square distance of all live models from their mean, over its length; each rank fetches the others'."""
         ranks = sorted([*self._members.live(), self._rank])
-        return distance_apart(torch.stack([self._fetched(rank) for rank in ranks]))
+        apart = distance_apart(torch.stack([self._fetched(rank) for rank in ranks]))
+        return self._host.agree(apart, self._island.snapshot) if self._host is not None else apart
 
     def save(self) -> dict[str, Any]:
         """The model goes into the memory. References are not kept: after a restart the first meeting says it all."""
         self._peers.settle()
         self._island.gather_in()
+        self._tell(True)
         self._kept_model().copy_(self._island.snapshot)
         return {"step": self._island.step, "top_lr": self._top_lr}
 
@@ -306,6 +324,7 @@ class GossipAttachment:
         self._island.set(self._kept_model())
         self._island.start = None
         self._island.step, self._top_lr = int(state["step"]), float(state["top_lr"])
+        self._tell(True)
         self._refer()
 
     def _kept_model(self) -> Tensor:

@@ -72,10 +72,10 @@ class Island:
         for parameter, part in zip(self.parameters.values(), parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
 
-    def stepped(self) -> None:
-        """After an optimizer step."""
-        self.gather_in(self._measured() if self.reference is not None else self.flat())
+    def stepped(self) -> bool:
+        """After an optimizer step; whether peers had added something."""
         self.step += 1
+        return self.gather_in(self._measured() if self.reference is not None else self.flat())
 
     @torch.no_grad()
     def _measured(self) -> Tensor:
@@ -86,8 +86,8 @@ class Island:
         self.moved = [_keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts]
         return own
 
-    def gather_in(self, own: Tensor | None = None) -> None:
-        """What peers have added goes into the parameters, and peers see the parameters as they are now; the training thread's."""
+    def gather_in(self, own: Tensor | None = None) -> bool:
+        """What peers have added, if anything, goes into the parameters, and peers see the parameters as they are now; the training thread's."""
         own = self.flat() if own is None else own
         with self.lock:
             pending, self._pending = self._pending, None
@@ -96,6 +96,7 @@ class Island:
             self.snapshot = own
         if pending is not None:
             self.write(own)
+        return pending is not None
 
     def set(self, flat: Tensor) -> None:
         """Begins again from `flat`, forgetting what was shared; the training thread's."""
