@@ -156,7 +156,8 @@ class Train(Order):
 class Rounds:
     """A task of the demo, trained to the end under each of `strategies`, one after the other; the first is the baseline.
 
-    Its curve has a point at so many `evaluations`, evenly spread over the steps.
+    Its curve has a point at so many `evaluations`, evenly spread over the steps. With `step_ms` a step takes so long at least, before the
+    optimizer's part: what is missing is slept, as if every rank had a processor of its own (and the records say so).
     """
 
     job: str = ""
@@ -165,6 +166,7 @@ class Rounds:
     train_steps: int = 1000
     seeds: tuple[int, ...] = (0,)
     evaluations: int = 20
+    step_ms: int = 0
     timed = True
 
     @classmethod
@@ -172,6 +174,8 @@ class Rounds:
         """The order in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
         order = read_fields(cls, table, where)
         _check_task(order.task, where)
+        if order.step_ms < 0:
+            raise ConfigError(f"{where}: step_ms = {order.step_ms}; a step takes 0 ms or more")
         if not order.strategies or order.train_steps < 1 or not order.seeds:
             raise ConfigError(f"{where}: name one strategy and one seed or more, and 1 or more train_steps")
         if order.evaluations < 1:

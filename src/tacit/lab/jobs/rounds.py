@@ -7,6 +7,7 @@ strategies = ["every / none / gossip", "adaptive(0.02) / hush / gossip"]      # 
 train_steps = 2000
 seeds = [0, 1, 2]
 evaluations = 20                                                              # points of the curve
+step_ms = 12                                                                  # a step takes so long at least, slept if need be
 
 Beside it, compute alone is timed with all ranks at work: what a step takes longer than that is communication, and its share is told.
 
@@ -58,7 +59,7 @@ def run(order: Rounds, network: Network) -> None:
     task = BUILDERS[order.task]()
     told: list[dict[str, Any]] = []
     for seed in order.seeds:
-        compute_s = _alone_s(task, min(ALONE_STEPS, order.train_steps))
+        compute_s = _alone_s(task, min(ALONE_STEPS, order.train_steps), order.step_ms / 1e3)
         for text in order.strategies:
             facts = _figures(order, task, _train(order, task, text, seed, network), network, compute_s)
             facts = {"job": order.job, "configuration": text, "seed": seed, **facts}
@@ -67,7 +68,7 @@ def run(order: Rounds, network: Network) -> None:
             say("rounds", **facts, over_seeds=_over_seeds([f for f in told if f["configuration"] == text]))
 
 
-def _alone_s(task: Task, steps: int) -> float:
+def _alone_s(task: Task, steps: int, least_s: float) -> float:
     """A step of compute, while every rank computes and nobody talks: the slowest rank's mean."""
     model = task.model()
     optimizer, rng = task.optimizer(model), torch.Generator().manual_seed(dist.get_rank())
@@ -75,7 +76,7 @@ def _alone_s(task: Task, steps: int) -> float:
     dist.barrier()
     began = time.monotonic()
     for _ in range(steps):
-        _step(task, model, optimizer, rng)
+        _step(task, model, optimizer, rng, least_s=least_s)
     return over_ranks([(time.monotonic() - began) / steps], dist.ReduceOp.MAX)[0]
 
 
@@ -85,12 +86,17 @@ def _step(
     optimizer: torch.optim.Optimizer,
     rng: torch.Generator,
     tell: Callable[[torch.Tensor], None] = lambda loss: None,
+    least_s: float = 0.0,
 ) -> None:
+    """Forward and backward take `least_s` at least."""
+    began = time.monotonic()
     x, y = task.batch(rng)
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     tell(loss.detach())
+    if (left_s := began + least_s - time.monotonic()) > 0:
+        time.sleep(left_s)
     optimizer.step()
 
 
@@ -108,7 +114,7 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     dist.barrier()
     diary.begin()
     for step in range(1, order.train_steps + 1):
-        _step(task, model, optimizer, rng, handle.told)
+        _step(task, model, optimizer, rng, handle.told, order.step_ms / 1e3)
         schedule.step()
         diary.stepped(step, model, handle.stats.sent_nbytes, summed=summed)
         progress.advance()
@@ -167,7 +173,7 @@ def _figures(order: Rounds, task: Task, own: Trained, network: Network, compute_
     ranks: list[dict[str, Any]] = [{}] * world
     dist.all_gather_object(ranks, own.diary.told())
     return {
-        "workload": order.task, "ranks": world, "steps": order.train_steps, "network": network.text,
+        "workload": order.task + (f", steps of {order.step_ms} ms" if order.step_ms else ""), "ranks": world, "steps": order.train_steps, "network": network.text,
         "shaped": network.shaped, "rate_bps": network.rate_bps, "metric": about.metric,
         "higher_is_better": about.higher_is_better, "final": metric, "apart": own.apart, "seconds": seconds,
         "compute_s": compute_s, "sent_nbytes": sent / world,
