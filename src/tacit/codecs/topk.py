@@ -128,8 +128,11 @@ class Rows:
     def unpack_add(self, data: Tensor, out: Tensor) -> None:
         """out += what the rows of `data` say; `out` is contiguous, as `data` is."""
         if out.device.type != "cpu":
-            return self.unpack_add_in_torch(data, out)
-        _core.topk_add(data.reshape(-1), self.length, self.kept, self.bits, self.low, self.high, out.view(-1))
+            self.unpack_add_in_torch(data, out)
+        else:
+            _core.topk_add(
+                data.reshape(-1), self.length, self.kept, self.bits, self.low, self.high, out.view(-1)
+            )
 
     def pack_in_torch(self, x: Tensor) -> Tensor:
         """For other devices, and the twin of the C++ in the tests. Of equal ones another may be picked."""

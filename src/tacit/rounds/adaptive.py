@@ -16,10 +16,10 @@ from tacit.errors import ConfigError
 
 
 def default_theta(bits: float) -> float:
-    """For a codec of `bits` an element. Traffic is about bits / theta^1.1 of a model, so this says about 2 % of what every step would say,
-    with any codec: who says less at a time can afford to meet more often, and parts less (docs/rounds.md shows the decade around it).
+    """For a codec of `bits` an element: 0.02 for hush. Traffic is about bits / theta^1.1, so who says less at a time can afford to meet
+    more often, and parts less. Chosen in the lab: docs/rounds.md shows the decade around it.
     """
-    return float(f"{0.0183 * bits**0.72:.2g}")
+    return float(f"{0.0073 * bits**0.72:.2g}")
 
 
 @dataclass(frozen=True, slots=True)
