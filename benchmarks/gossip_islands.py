@@ -156,14 +156,15 @@ def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
     )
     thetas = sorted({theta for codecs in found.values() for curve in codecs.values() for theta in curve})
     ink = drawing.colours(["", *names])
-    models = sorted(found, reverse=True)
+    models, unnamed = sorted(found, reverse=True), set(names)
     with drawing.canvas(5.2) as figure:
         figure.set_size_inches(1.2 + 3.3 * len(models), 5.2)
         panels = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
         for column, model in enumerate(models):
             for which, axes in enumerate(panels[:, column]):
                 for codec in (name for name in names if name in found[model]):
-                    label = codec if not column and not which else None
+                    label = codec if codec in unnamed else None
+                    unnamed.discard(codec)
                     _line(axes, found[model][codec], which, ink[codec], label)
                     axes.axvline(_default(codec), color=ink[codec], lw=0.9, ls=(0, (1, 2)))
                 axes.axhline((POINTS, SHARE)[which], color=drawing.INK, lw=0.9, ls=(0, (4, 3)))

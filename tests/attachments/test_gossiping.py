@@ -54,8 +54,8 @@ def test_ranks_start_alike_part_meet_and_end_with_the_same_bits(ranks, tmp_path,
     ]
     met = [r for r in told if r["outcome"] == "met"]
     assert len(met) >= 4 and all(r["peer"] != r["rank"] and r["why"] for r in met)
-    if "exponential" in text:  # 1 and 2 places further on, in turn
-        assert {(r["peer"] - r["rank"]) % 4 for r in met} == {1, 2}
+    if "exponential" in text:  # 1 and 2 places further on, in turn (3 where those could not be reached)
+        assert {(r["peer"] - r["rank"]) % 4 for r in met} >= {1, 2}
     numel = found[0][1].numel()
     least = {"none": 4.0, "hush": 0.5, "bf16": 2.0}[text.split(" / ")[1]] * numel
     assert min(r["sent_nbytes"] for r in met) >= least

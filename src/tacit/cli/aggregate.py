@@ -7,9 +7,10 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -150,6 +151,7 @@ def _serve(args: argparse.Namespace) -> int:
     parent = _parent(args)
     signal.signal(signal.SIGTERM, _stop)
     _allow_files()
+    listen = listen if control_at else _free(listen)
     with closing(_plane(args, listen)) as plane:
         at = control_at or (listen[0], plane.address[1])
         options = {"kind": args.plane, "jobs": args.jobs, "lease_s": lease_s, "metrics": metrics}
@@ -273,6 +275,23 @@ def _keys(file: Path | None) -> list[str]:
                 f"a secret of {len(secret)} characters can be guessed; take at least {LEAST_SECRET}: {MAKE_ONE}"
             )
     return found
+
+
+def _free(listen: Address) -> Address:
+    """For port 0 a number that is free for UDP and for TCP: packets and control have the same."""
+    host, port = listen
+    if port:
+        return listen
+    for _ in range(64):
+        with (
+            suppress(OSError),  # of the host, too: the plane says it better
+            socket.create_server((host, 0)) as tcp,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+        ):
+            found: int = tcp.getsockname()[1]
+            udp.bind((host, found))
+            return host, found
+    return listen
 
 
 def _no_keys(*listened: Address) -> list[str]:
