@@ -91,7 +91,7 @@ void pick(const float* x, const Rows& rows, std::vector<std::uint32_t>& scratch,
 void check(const Rows& rows, std::size_t numel, std::size_t nbytes) {
     if (rows.length < 1 || rows.kept < 1 || rows.kept > rows.length || rows.length > (1u << 20) ||
         rows.bits < 1 || rows.bits > 4 || rows.low < 0 || rows.low > 20 ||
-        rows.high < rows.kept + ((rows.length - 1) >> rows.low))
+        rows.high != rows.kept + ((rows.length - 1) >> rows.low))
         refuse("rows of ", rows.length, " elements, ", rows.kept, " kept, bits=", rows.bits,
                ", low=", rows.low, ", high=", rows.high, " do not go together");
     if (numel % rows.length || nbytes != numel / rows.length * rows.nbytes())
@@ -150,13 +150,14 @@ void topk_add(std::span<const std::uint8_t> data, Rows rows, std::span<float> ou
         }
         const std::uint8_t* const bits = row + 2 * rows.levels();
         const std::size_t high = rows.kept * std::size_t(rows.low), codes = high + rows.high;
-        std::size_t place = 0;
+        std::size_t place = 0, last = 0;
         for (std::size_t k = 0; k < rows.kept; ++k, ++place) {
             while (place < rows.high && !get(bits, high + place, 1)) ++place;
             const std::size_t index =
                 ((place - k) << rows.low) | get(bits, k * std::size_t(rows.low), rows.low);
-            if (place >= rows.high || index >= rows.length)
-                refuse("a row names element ", index, " of ", rows.length);
+            if (place >= rows.high || index >= rows.length || (k && index <= last))
+                refuse("a row names element ", index, " of ", rows.length, " out of order");
+            last = index;
             const std::uint32_t code = get(bits, codes + k * std::size_t(rows.bits), rows.bits);
             own[index] += code & 1 ? -levels[code >> 1] : levels[code >> 1];
         }

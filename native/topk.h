@@ -23,7 +23,7 @@ struct Rows {
 void topk_pack(std::span<const float> x, Rows rows, std::span<std::uint8_t> out);
 
 // out += what `data` says. Rows with NaN levels make all of theirs NaN. Throws std::invalid_argument for rows
-// that topk_pack() cannot have written.
+// that name elements which are not there, or not in order.
 void topk_add(std::span<const std::uint8_t> data, Rows rows, std::span<float> out);
 
 }  // namespace tacit

@@ -96,7 +96,12 @@ class GossipAttachment:
         )
         self._rank, self._world = rank, world
         self._layers = [p.numel() for p in parameters.values()]
-        self._begin(Address(address, self._peers.port, incarnation), timeout)
+        try:
+            self._begin(Address(address, self._peers.port, incarnation), timeout)
+        except BaseException:
+            self._members.close()
+            self._peers.close()
+            raise
         self._tell(True)
         self._top_lr, self._since, self._followed = 0.0, 0, 0
         self._refer()
@@ -134,6 +139,8 @@ class GossipAttachment:
                     continue
                 with suppress(PeerError):
                     model, told = self._peers.fetch(address, "start" if first else "now", deadline)
+                    if first and int(told["step"]):  # the store has forgotten a run that goes on
+                        return self._take_model(False, deadline)
                     if model is None:
                         continue
                     self._island.set(model)
@@ -228,7 +235,7 @@ class GossipAttachment:
         finally:
             self._island.offered = None
             self._island.merges += 1
-        self._tell(True)
+            self._tell(True)  # also when it failed: the others of the host wait for a word
         self._refer()
 
     def _mean(self, key: str, chosen: list[int], deadline: float) -> Tensor:
@@ -299,30 +306,30 @@ class GossipAttachment:
             f"rank {self._rank} did not hear from all that merge within {_MERGE_S:g} s; its model stays its own"
         )
 
-    def _fetched(self, rank: int) -> Tensor:
-        if rank == self._rank:
-            return self._island.snapshot
-        model, _ = self._peers.fetch(self._members.live()[rank], "now", time.monotonic() + _MERGE_S)
-        assert model is not None
-        return model
-
     def consensus(self) -> float:
         """Root mean square distance of all live models from their mean, over its length; each rank fetches the others'."""
-        ranks = sorted([*self._members.live(), self._rank])
-        apart = distance_apart(torch.stack([self._fetched(rank) for rank in ranks]))
-        return self._host.agree(apart, self._island.snapshot) if self._host is not None else apart
+        apart, own = float("nan"), self._island.snapshot
+        try:
+            deadline = time.monotonic() + _MERGE_S
+            members = sorted(self._members.live().items())
+            others = [self._peers.fetch(address, "now", deadline)[0] for _, address in members]
+            apart = distance_apart(torch.stack([own, *(model for model in others if model is not None)]))
+        finally:
+            apart = self._host.agree(apart, own) if self._host is not None else apart
+        return apart
 
     def save(self) -> dict[str, Any]:
-        """The model goes into the memory. References are not kept: after a restart the first meeting says it all."""
+        """The model, with what peers have added, goes into the memory. References are not kept: after a restart the first meeting says it all."""
         self._peers.settle()
-        self._island.gather_in()
-        self._tell(True)
+        if self._host is None:
+            self._island.gather_in()
         self._kept_model().copy_(self._island.snapshot)
         return {"step": self._island.step, "top_lr": self._top_lr}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._island.set(self._kept_model())
-        self._island.start = None
+        with self._peers.apart():
+            self._island.set(self._kept_model())
+            self._island.start = None
         self._island.step, self._top_lr = int(state["step"]), float(state["top_lr"])
         self._tell(True)
         self._refer()
@@ -394,6 +401,10 @@ def _master() -> tuple[str, int]:
 
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"TACIT_STORE={address!r} is no address; write host:port, for example 10.0.0.1:29400"
+        )
     return host, int(port)
 
 

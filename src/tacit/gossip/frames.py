@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,8 @@ class Talk:
         return body[2:]
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits, and tells the peer
         self._socket.close()
 
     def _frame(self, head: bytearray, deadline: float) -> Frame:

@@ -47,7 +47,7 @@ class Island:
     moved: list[float] = field(default_factory=list)  # |w - reference|^2 by parameter, as of the last step
     pairs: dict[int, Pair] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
-    met: int = 0  # meetings that moved this model
+    met: int = 0  # meetings that moved this model, or in which it was pushed to another
     merges: int = 0  # as counted by all
     offered: Tensor | None = None  # what this rank brings to a merge, while there is one
     lock: threading.RLock = field(default_factory=threading.RLock)

@@ -18,6 +18,7 @@ import queue
 import socket
 import threading
 import time
+import warnings
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -88,10 +89,8 @@ class Peers:
         self._meeting = threading.Lock()  # one at a time, as caller or called
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._happened: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._leading, self._void = (
-            "",
-            "",
-        )  # the meeting that this rank leads now, and one that its peer has given up
+        self._leading = ""  # the meeting that this rank leads now
+        self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -124,12 +123,13 @@ class Peers:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Nobody is met meanwhile. A meeting that goes on is waited for, as long as it may take."""
-        held = self._meeting.acquire(timeout=self.patience_s)
+        most_s = max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
+        if not self._meeting.acquire(timeout=most_s + 1):
+            raise PeerError("a meeting does not come to an end")
         try:
             yield
         finally:
-            if held:
-                self._meeting.release()
+            self._meeting.release()
 
     @property
     def patience_s(self) -> float:
@@ -151,7 +151,11 @@ class Peers:
     def _call_all(self) -> None:
         while (why := self._wishes.get()) is not None:
             try:
-                self._tell(self._call_one(why))
+                met = self._call_one(why)
+                if not self._closed.is_set():
+                    self._tell(met)
+            except Exception as cause:  # a record that cannot be written, say: the next call may well succeed
+                warnings.warn(f"rank {self._rank}: a call came to nothing ({cause})", stacklevel=2)
             finally:
                 if self._wishes.empty():
                     self._idle.set()
@@ -190,7 +194,13 @@ class Peers:
             finally:
                 sent = talk.sent_nbytes
                 self._leave(talk)
-        except PeerError as cause:
+        except (
+            PeerError,
+            ValueError,
+            RuntimeError,
+            TypeError,
+            KeyError,
+        ) as cause:  # gone, or says what no codec says
             pace.failed(time.monotonic())
             return Met(peer, why, str(cause), time.monotonic() - began, sent)
         finally:
@@ -230,6 +240,7 @@ class Peers:
                 raise PeerError("a peer has given the meeting up")
             self._happened[peer].append(meeting)  # from here on it has
             self._island.conclude(peer, meeting, delta, result.middle, self._keeps)
+            self._island.met += delta is None  # who pushes has exchanged, too
         with suppress(PeerError):  # the peer asks, if it does not hear this
             talk.send(frames.COMMIT, {}, deadline)
             talk.expect(frames.DONE, deadline)
@@ -241,9 +252,10 @@ class Peers:
         while not self._closed.is_set():
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return
-            talk = Talk(connection, self._most)
+                talk = Talk(connection, self._most)
+            except OSError:  # closed; or too many open files, which passes
+                self._closed.wait(_WAIT_S)
+                continue
             self._talks.add(talk)
             threading.Thread(target=self._answer, args=(talk,), name="tacit-gossip-peer", daemon=True).start()
 
@@ -259,7 +271,7 @@ class Peers:
                     self._show(talk, frame)
                 else:
                     return
-        except (PeerError, KeyError, TypeError, ValueError):  # gone, or no peer of ours
+        except (PeerError, KeyError, TypeError, ValueError, RuntimeError):  # gone, or no peer of ours
             pass
         finally:
             self._leave(talk)
@@ -282,11 +294,14 @@ class Peers:
         doubt = self._island.doubts.get(peer)
         if doubt is not None and doubt.incarnation != words["incarnation"]:
             self._decide(doubt, False)  # it was here before, and died
-        if peer in self._island.doubts or not self._meeting.acquire(blocking=False):
+        if not self._meeting.acquire(blocking=False):
             talk.send(frames.BUSY, {}, deadline)
             return
         before = talk.sent_nbytes
         try:
+            if peer in self._island.doubts:
+                talk.send(frames.BUSY, {}, deadline)
+                return
             pair = self._island.pair(peer)
             version = pair.version if pair else None
             talk.send(frames.READY, {"refers": version}, deadline)
@@ -364,7 +379,10 @@ class Peers:
             codec, reference, memory = CODECS["none"](), torch.zeros_like(w), LocalSlots(w)
         number = zlib.crc32(meeting.encode())
         said = speak(codec, w, reference, place=place, memory=memory, seed=self._seed, number=number)
-        return _drive(said, place, lambda own: _swapped(talk, own, deadline))
+        result = _drive(said, place, lambda own: _swapped(talk, own, deadline))
+        if not bool(result.middle.isfinite().all()):
+            raise PeerError("a model is not finite, and stays alone")
+        return result
 
     def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, dict[str, Any]]:
         """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`; and how many steps and merges it has behind it."""

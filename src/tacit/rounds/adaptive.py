@@ -68,7 +68,7 @@ class Adaptive:
 
     def __str__(self) -> str:
         options = [
-            *([f"{self.theta:g}"] if self.theta is not None else []),
+            *([f"{self.theta}"] if self.theta is not None else []),
             *(["follow=False"] if not self.follow else []),
             *(["by=layer"] if self.by == "layer" else []),
         ]

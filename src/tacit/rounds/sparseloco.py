@@ -22,7 +22,7 @@ class SparseLoCo(Periodic):
     """`sparseloco(30) / ef(topk, decay=0.95)`: the paper's; 15 to 250 steps are usual."""
 
     every: int = 30
-    rate: float = 1.0
+    rate: float = 1
     name: ClassVar[str] = "sparseloco"
     says: ClassVar[str] = "ef(topk, decay=0.95)"
 
@@ -31,7 +31,7 @@ class SparseLoCo(Periodic):
         share("rate", self.rate, below=10)
 
     def __str__(self) -> str:
-        return f"{self.name}({self.every}, rate={self.rate:g})"
+        return f"{self.name}({self.every}, rate={self.rate})"
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         return slots.vector(ANCHOR).add_(mean, alpha=self.rate)
