@@ -7,7 +7,6 @@
 - all end with the same bits, and an accuracy near the undisturbed one.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,9 +157,6 @@ def _torn(run: Run) -> Iterator[str]:
 def _meetings(run: Run) -> Iterator[str]:
     killed = {life.incarnation for life in run.lives if life.killed}
     dead = {life.rank for life in run.lives if life.killed}
-    back = {
-        life.rank: life.of("began")[0]["time"] for life in run.lives if life.life > 1 and life.of("began")
-    }
     for meeting, sides in run.meetings.items():
         if len(sides) > 2 or len({life.rank for life, _ in sides}) != len(sides):
             yield f"meeting {meeting} was concluded {len(sides)} times"
@@ -172,7 +168,6 @@ def _meetings(run: Run) -> Iterator[str]:
                 yield f"{one.name} gained {a['gained']:g} in meeting {meeting}, and {two.name} {b['gained']:g}"
         else:
             life, line = sides[0]
-            absent = line["peer"] in dead and line["time"] < back.get(line["peer"], math.inf)
-            with_dead = any(name in meeting for name in killed if name) or absent
+            with_dead = any(name in meeting for name in killed if name) or line["peer"] in dead
             if not life.killed and not with_dead:
                 yield f"only {life.name} concluded meeting {meeting}, rank {line['peer']} did not, and both live"

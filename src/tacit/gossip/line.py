@@ -30,13 +30,10 @@ class Line:
         self._open, self._answer_s = open_store, answer_s
         self._lock = threading.Lock()
         self._clerk: _Clerk | None = None
-        self._closed = False
 
     def ask(self, question: Callable[[Any], T], seconds: float | None = None) -> T:
         """What `question(store)` returns; StoreError if it fails or takes longer than `seconds`."""
         with self._lock:
-            if self._closed:
-                raise StoreError("this line to torch's store is closed")
             clerk = self._clerk = self._clerk or _Clerk(self._open)
         answer = clerk.ask(question)
         try:
@@ -51,7 +48,7 @@ class Line:
 
     def close(self) -> None:
         with self._lock:
-            clerk, self._clerk, self._closed = self._clerk, None, True
+            clerk, self._clerk = self._clerk, None
         if clerk is not None:
             clerk.leave()
 
