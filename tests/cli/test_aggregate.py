@@ -279,9 +279,6 @@ def _ranks_beside(made: threading.Event, linked: threading.Event) -> list[object
         for chunk in (1, 2):
             ranks[0].send(chunk)
         until(lambda: ranks[2].membership.missing() == {1: 2, 2: 2})
-        until(
-            lambda: reader.read().counts["completed"]
-        )  # counted a moment after the results are on their way
         now = reader.read()
     return [kinds, now.plane, now.counts["completed"], now.jobs[0].members == ranks[0].job.members]
 

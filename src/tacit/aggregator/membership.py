@@ -196,9 +196,11 @@ class Membership:
         again does nothing."""
         with self._news:
             if not self._why:
-                self._why = f"rank {self.rank} has left job {self.terms.name!r}"
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(
+                    OSError
+                ):  # before `_why`: the thread hangs up as soon as it sees that
                     self._line.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
+                self._why = f"rank {self.rank} has left job {self.terms.name!r}"
             self._news.notify_all()
         self._line.hang_up()
         if threading.current_thread() is not self._thread:

@@ -16,16 +16,25 @@ class Reader:
     def __init__(self, control: Address, secret: str, *, timeout_s: float = 5.0) -> None:
         self._timeout_s = timeout_s
         try:
-            self._line = Line(control, secret, {"say": "status"}, timeout_s)  # the first question is in it
+            self._line = Line(control, secret, {"say": "status"}, timeout_s)
         except RefusedError as refusal:
             raise refusal.error from None
-        self._first = True
+        try:
+            self._answer()  # to the question in the greeting: old by the time somebody wants it
+        except BaseException:
+            self._line.close()
+            raise
 
     def read(self) -> Reading:
+        """All figures, now."""
         try:
-            if not self._first:
-                self._line.send({"say": "status"})
-            self._first = False
+            self._line.send({"say": "status"})
+        except OSError as cause:
+            self._line.lost(cause)
+        return self._answer()
+
+    def _answer(self) -> Reading:
+        try:
             told = self._line.receive(self._timeout_s)
         except RefusedError as refusal:
             raise refusal.error from None
