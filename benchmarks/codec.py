@@ -2,7 +2,8 @@
 
     make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
 
-ns per element, one thread unless named, medians of interleaved rounds. The cost of an empty call (Python, binding; 10-20 us) is
+ns per element, one thread unless named: medians of interleaved rounds, each the quickest of a few calls in a row, because neighbours on a
+shared machine only ever add. The cost of an empty call (Python, binding; 10-20 us) is
 measured beside it and taken off, so that short vectors show the kernel and not the call.
 
 All memory is in huge pages where the kernel gives them (torch's own THP_MEM_ALLOC_ENABLE=1; set it to 0 to see without): a page of 4 kB
@@ -107,6 +108,10 @@ def empty_calls() -> Work:
     }
 
 
+def _nothing() -> None:
+    pass
+
+
 def _time(call: Callable[[], object], times: int) -> float:
     start = perf_counter()
     for _ in range(times):
@@ -114,10 +119,8 @@ def _time(call: Callable[[], object], times: int) -> float:
     return (perf_counter() - start) / times
 
 
-def _time_less_call(call: Callable[[], object], empty: Callable[[], object] | None, times: int) -> float:
+def _time_less_call(call: Callable[[], object], empty: Callable[[], object], times: int) -> float:
     """Seconds a call, less an empty one measured right beside it, in short turns: a busy machine slows both alike."""
-    if empty is None:
-        return _time(call, times)
     turns = min(20, times)
     pairs = [(_time(call, times // turns), _time(empty, times // turns)) for _ in range(turns)]
     return min(t for t, _ in pairs) - min(t for _, t in pairs)
@@ -125,11 +128,15 @@ def _time_less_call(call: Callable[[], object], empty: Callable[[], object] | No
 
 def measure(log2: int, rounds: int) -> list[dict[str, object]]:
     work, empty = works(log2), empty_calls()
-    times = max(1, min(2000, (1 << 22) >> log2))
+    times = max(
+        3, min(2000, (1 << 24) >> log2)
+    )  # the first pays for what the work before it left in the caches
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
-            seconds[name].append(_time_less_call(call, empty.get(name), 1 if "torch" in name else times))
+            seconds[name].append(
+                _time_less_call(call, empty.get(name, _nothing), 1 if "torch" in name else times)
+            )
     n, copy = 1 << log2, median(seconds["copy"])
     return [
         {
@@ -159,8 +166,11 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     for what in ("hush encode", "hush decode"):
         cost = of(what, rows, "ns_per_element")
         found[f"{what} largest / smallest cost by size"] = round(max(cost) / min(cost), 2)
-        if two := of(f"{what}, 2 threads", large):
-            found[f"{what}, speed-up of 2 threads"] = round(median(of(what, large)) / median(two), 2)
+        if two := of(f"{what}, 2 threads", large, "ns_per_element"):
+            one = of(what, large, "ns_per_element")
+            found[f"{what}, speed-up of 2 threads"] = round(
+                median(a / b for a, b in zip(one, two, strict=True)), 2
+            )
         if torch_ns := of(f"{what} in torch", rows, "ns_per_element"):
             native = [
                 float(str(r["ns_per_element"]))

@@ -9,7 +9,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "blocks.h"
 #include "refuse.h"
 #include "rotated_kernels.h"
+#include "workers.h"
 
 namespace tacit {
 namespace {
@@ -69,24 +69,9 @@ const LaneKernels<Lane>& chosen_for() {
         return chosen().i32;
 }
 
-// work(worker, begin, end) over [0, units), cut into one share a worker; worker 0 is the calling thread.
-// `work` must not throw.
 size_t workers_for(size_t units, int threads) {
     check_between("threads", threads, 1, 1024);
     return std::clamp<size_t>(units, 1, size_t(threads));
-}
-
-template <class Work>
-void share_out(size_t units, size_t workers, Work work) {
-    std::vector<std::jthread> others;  // joins when it goes
-    others.reserve(workers - 1);
-    const auto begin = [&](size_t worker) {
-        return units / workers * worker + std::min(worker, units % workers);
-    };
-    for (size_t worker = 1; worker < workers; ++worker)
-        others.emplace_back(
-            [&work, worker, from = begin(worker), to = begin(worker + 1)] { work(worker, from, to); });
-    work(size_t(0), size_t(0), begin(1));
 }
 
 // ---- hush
@@ -150,10 +135,14 @@ struct Pieces {
     size_t groups() const { return (whole + hush_group - 1) / hush_group + count() - whole; }
     size_t windows() const { return (whole + window_pieces - 1) / window_pieces; }
 
-    // As much as a piece of `data`, a window further on: it is needed soon. Null beyond the end.
+    // As much as a piece of `data`, a window on or back: it is needed soon. Null beyond the end.
     const float* a_window_later(size_t piece, const float* data) const {
         const size_t first = (piece + window_pieces) * hush_piece_rows * hush_lanes;
         return first + hush_piece_rows * hush_lanes <= numel ? data + first : nullptr;
+    }
+    const float* a_window_earlier(size_t piece, const float* data) const {
+        return piece < window_pieces ? nullptr
+                                     : data + (piece - window_pieces) * hush_piece_rows * hush_lanes;
     }
 
     // Whole pieces [from, to) of one window, side by side.
@@ -212,6 +201,7 @@ struct Slices {
     size_t count() const { return (numel + slice - 1) / slice; }
     // The last slice is a whole number of blocks, or one short block.
     size_t blocks() const { return (padded + block - 1) / block; }
+    size_t step() const { return std::max<size_t>(1, (size_t(1) << 16) / block); }  // worth a thread's while
 
     // visit(slice, its padded length, first element, padded length, elements that are there) for blocks
     // [begin, end).
@@ -253,7 +243,7 @@ void hush_norms(std::span<const float> x, std::span<float> out, int threads) {
         const auto [from, stride] = tiles.padded(x, group);
         kernels.hush_norms(from, stride, group.rows, group.count, out.data() + group.piece * hush_lanes);
     };
-    share_out(pieces.windows(), workers_for(pieces.windows(), threads),
+    share_out(pieces.windows(), 1, workers_for(pieces.windows(), threads),
               [&](size_t, size_t begin, size_t end) {
                   Tiles tiles;
                   for (size_t w = begin; w < end; ++w) {
@@ -291,17 +281,21 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
                            g,
                            cell.data()};
     const auto& kernels = chosen();
-    share_out(pieces.groups(), workers_for(pieces.groups(), threads), [&](size_t, size_t begin, size_t end) {
+    const auto encode = [&](Tiles& tiles, const Group& group) {
+        const auto [from, stride] = tiles.padded(x, group);
+        kernels.hush_gather(from, group.strip(stride), how.sign_seed, tiles[0]);
+        for (size_t s = 0; s < group.count; ++s)
+            kernels.hush_encode(tiles[s], group.row(s), group.rows,
+                                norms.data() + (group.piece + s) * hush_lanes, how,
+                                pieces.a_window_earlier(group.piece + s, x.data()),
+                                out.data() + group.row(s) * hush_lanes / 2);
+    };
+    // From the end: that is what the norms have left in the cache.
+    const size_t groups = pieces.groups();
+    share_out(groups, 1, workers_for(groups, threads), [&](size_t, size_t begin, size_t end) {
         Tiles tiles;
-        pieces.each(begin, end, [&](const Group& group) {
-            const auto [from, stride] = tiles.padded(x, group);
-            kernels.hush_gather(from, group.strip(stride), how.sign_seed, tiles[0]);
-            for (size_t s = 0; s < group.count; ++s)
-                kernels.hush_encode(tiles[s], group.row(s), group.rows,
-                                    norms.data() + (group.piece + s) * hush_lanes, how,
-                                    pieces.a_window_later(group.piece + s, x.data()),
-                                    out.data() + group.row(s) * hush_lanes / 2);
-        });
+        for (size_t g = groups - begin; g > groups - end; --g)
+            pieces.each(g - 1, g, [&](const Group& group) { encode(tiles, group); });
     });
 }
 
@@ -317,24 +311,25 @@ void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, cons
                            float(2.0 * hush.range / hush.granularity), gain};
     const auto& kernels = chosen_for<Lane>();
     const auto& common = chosen();
-    share_out(pieces.groups(), workers_for(pieces.groups(), threads), [&](size_t, size_t begin, size_t end) {
-        Tiles tiles;
-        pieces.each(begin, end, [&](const Group& group) {
-            for (size_t s = 0; s < group.count; ++s)
-                kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s), group.rows,
-                                    norms.data() + (group.piece + s) * hush_lanes, how,
-                                    pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
-            if (group.within(out.size()))
-                return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
-                                           out.data() + group.at);
-            const float* from = tiles.apart;
-            common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
-            group.each_row(out.size(), [&](size_t first, size_t present) {
-                std::copy_n(from, present, out.data() + first);
-                from += group.width();
-            });
-        });
-    });
+    share_out(pieces.groups(), 1, workers_for(pieces.groups(), threads),
+              [&](size_t, size_t begin, size_t end) {
+                  Tiles tiles;
+                  pieces.each(begin, end, [&](const Group& group) {
+                      for (size_t s = 0; s < group.count; ++s)
+                          kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s),
+                                              group.rows, norms.data() + (group.piece + s) * hush_lanes, how,
+                                              pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
+                      if (group.within(out.size()))
+                          return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
+                                                     out.data() + group.at);
+                      const float* from = tiles.apart;
+                      common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
+                      group.each_row(out.size(), [&](size_t first, size_t present) {
+                          std::copy_n(from, present, out.data() + first);
+                          from += group.width();
+                      });
+                  });
+              });
 }
 
 namespace {
@@ -347,7 +342,7 @@ void over_indices(std::span<const std::uint8_t> index, std::span<const std::uint
     check_size("index", index.size(), (numel + 1) / 2, numel);
     check_table("table", table.size(), 16);
     const size_t shares = (numel + adder_share - 1) / adder_share;
-    share_out(shares, workers_for(shares, threads), [&](size_t, size_t begin, size_t end) {
+    share_out(shares, 2, workers_for(shares, threads), [&](size_t, size_t begin, size_t end) {
         const size_t first = begin * adder_share;
         work(first, std::min(end * adder_share, numel) - std::min(first, numel));
     });
@@ -400,7 +395,7 @@ void thc_encode(std::span<const float> x, std::span<const float> norms, const Th
     const auto& kernels = chosen();
     const size_t workers = workers_for(slices.blocks(), threads);
     Scratch scratch(slices.block, workers);
-    share_out(slices.blocks(), workers, [&](size_t worker, size_t begin, size_t end) {
+    share_out(slices.blocks(), slices.step(), workers, [&](size_t worker, size_t begin, size_t end) {
         float* block = scratch.of(worker);
         slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
             const double norm = norms[in];
@@ -426,7 +421,7 @@ void thc_decode(std::span<const Lane> lanes, std::span<const float> norms, const
     const auto& kernels = chosen_for<Lane>();
     const size_t workers = workers_for(slices.blocks(), threads);
     Scratch scratch(slices.block, workers);
-    share_out(slices.blocks(), workers, [&](size_t worker, size_t begin, size_t end) {
+    share_out(slices.blocks(), slices.step(), workers, [&](size_t worker, size_t begin, size_t end) {
         float* block = scratch.of(worker);
         slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
             const double norm = norms[in];

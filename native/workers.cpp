@@ -1,0 +1,143 @@
+#include "workers.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace tacit {
+namespace {
+
+using std::size_t;
+
+struct Loop {
+    const std::function<void(size_t, size_t, size_t)>& work;
+    size_t units, step;
+    size_t wanted;  // others that may still join
+    size_t joined = 0;
+    std::atomic<size_t> at_work = 0;  // others that have joined and are not done
+    std::atomic<size_t> next = 0;
+
+    void run(size_t worker) {
+        for (size_t begin; (begin = next.fetch_add(step, std::memory_order_relaxed)) < units;)
+            work(worker, begin, std::min(begin + step, units));
+    }
+};
+
+// Tells the core that this is a loop that waits.
+inline void rest() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Waits until it `happened`, but at most some 50 us: to fall asleep and be woken costs as much again, in a
+// virtual machine more.
+template <class Happened>
+void wait_a_little(Happened happened) {
+    using Clock = std::chrono::steady_clock;
+    for (const auto until = Clock::now() + std::chrono::microseconds(50); !happened();) {
+        for (int i = 0; i < 32; ++i) rest();
+        if (Clock::now() >= until) return;
+    }
+}
+
+class Pool {
+  public:
+    void run(Loop& loop) {
+        const size_t others = loop.wanted;
+        {
+            const std::lock_guard lock(mutex_);
+            while (threads_ < others && start()) ++threads_;
+            loops_.push_back(&loop);
+            ++posted_;
+        }
+        for (size_t i = 0; i < others; ++i) news_.notify_one();
+        loop.run(0);
+        std::unique_lock lock(mutex_);
+        loops_.remove(&loop);
+        lock.unlock();
+        const auto done = [&] { return loop.at_work == 0; };
+        wait_a_little(done);
+        lock.lock();  // whoever was last has let go of `loop`
+        done_.wait(lock, done);
+    }
+
+  private:
+    // Signals are for the threads that Python knows.
+    bool start() {
+        sigset_t every, before;
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, &before);
+        bool started = true;
+        try {
+            std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {  // no room for one more: the callers do without
+            started = false;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return started;
+    }
+
+    void serve() {
+        for (std::unique_lock lock(mutex_);;) {
+            const auto found =
+                std::find_if(loops_.begin(), loops_.end(), [](const Loop* loop) { return loop->wanted > 0; });
+            if (found == loops_.end()) {
+                const size_t seen = posted_;
+                const auto more = [&] { return posted_ != seen; };
+                lock.unlock();
+                wait_a_little(more);
+                lock.lock();
+                news_.wait(lock, more);
+                continue;
+            }
+            Loop& loop = **found;
+            --loop.wanted;
+            ++loop.at_work;
+            const size_t worker = ++loop.joined;
+            lock.unlock();
+            loop.run(worker);
+            lock.lock();
+            if (--loop.at_work == 0) done_.notify_all();  // `loop` may go as soon as the lock does
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable news_, done_;
+    std::list<Loop*> loops_;
+    size_t threads_ = 0;
+    std::atomic<size_t> posted_ = 0;  // loops so far
+};
+
+// Never destroyed: its threads wait in it until the process ends. A forked child has none of them, and begins
+// anew.
+Pool& pool() {
+    static std::atomic<Pool*> current = [] {
+        pthread_atfork(nullptr, nullptr, [] { current = new Pool; });
+        return new Pool;
+    }();
+    return *current;
+}
+
+}  // namespace
+
+void share_out(size_t units, size_t step, size_t workers,
+               const std::function<void(size_t, size_t, size_t)>& work) {
+    if (units == 0) return;
+    const size_t others = std::min(workers, (units + step - 1) / step) - 1;
+    if (others == 0) return work(0, 0, units);
+    Loop loop{work, units, step, others};
+    pool().run(loop);
+}
+
+}  // namespace tacit
