@@ -2,8 +2,8 @@
 
     make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
 
-ns per element, one thread unless named: medians of interleaved rounds, each the quickest of a few calls in a row, because neighbours on a
-shared machine only ever add. The cost of an empty call (Python, binding; 10-20 us) is
+ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, because neighbours on a shared machine
+only ever add. Against the copy: the median of the rounds. The cost of an empty call (Python, binding; 10-20 us) is
 measured beside it and taken off, so that short vectors show the kernel and not the call.
 
 All memory is in huge pages where the kernel gives them (torch's own THP_MEM_ALLOC_ENABLE=1; set it to 0 to see without): a page of 4 kB
@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch when it is imported
@@ -119,11 +119,11 @@ def _time(call: Callable[[], object], times: int) -> float:
     return (perf_counter() - start) / times
 
 
-def _time_less_call(call: Callable[[], object], empty: Callable[[], object], times: int) -> float:
-    """Seconds a call, less an empty one measured right beside it, in short turns: a busy machine slows both alike."""
+def _beside(call: Callable[[], object], empty: Callable[[], object], times: int) -> tuple[float, float]:
+    """Seconds a call and an empty one, in short turns: a busy machine slows both alike."""
     turns = min(20, times)
     pairs = [(_time(call, times // turns), _time(empty, times // turns)) for _ in range(turns)]
-    return min(t for t, _ in pairs) - min(t for _, t in pairs)
+    return min(t for t, _ in pairs), min(t for _, t in pairs)
 
 
 def measure(log2: int, rounds: int) -> list[dict[str, object]]:
@@ -131,24 +131,30 @@ def measure(log2: int, rounds: int) -> list[dict[str, object]]:
     times = max(
         3, min(2000, (1 << 24) >> log2)
     )  # the first pays for what the work before it left in the caches
-    seconds: dict[str, list[float]] = {name: [] for name in work}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
-            seconds[name].append(
-                _time_less_call(call, empty.get(name, _nothing), 1 if "torch" in name else times)
-            )
-    n, copy = 1 << log2, median(seconds["copy"])
+            seconds[name].append(_beside(call, empty.get(name, _nothing), 1 if "torch" in name else times))
+
+    def ns(name: str) -> float:
+        calls, empties = (quantiles(found, n=4)[0] for found in zip(*seconds[name], strict=True))
+        return round((calls - empties) / (1 << log2) * 1e9, 4)
+
+    def against_copy(name: str) -> float:
+        rounds_of = zip(seconds[name], seconds["copy"], strict=True)
+        return round(median((a - b) / (c - d) for (a, b), (c, d) in rounds_of), 3)
+
     return [
         {
             "benchmark": "codec",
             "what": name,
             "log2_elements": log2,
-            "ns_per_element": round(median(found) / n * 1e9, 4),
-            "against_copy": round(median(a / b for a, b in zip(found, seconds["copy"], strict=True)), 3),
+            "ns_per_element": ns(name),
+            "against_copy": against_copy(name),
             "rounds": rounds,
-            "copy_ns_per_element": round(copy / n * 1e9, 4),
+            "copy_ns_per_element": ns("copy"),
         }
-        for name, found in seconds.items()
+        for name in work
     ]
 
 

@@ -94,7 +94,7 @@ template <bool to_write>
 ALWAYS_INLINE void fetch(const float* soon) {
     if (!soon) return;
     UNROLL
-    for (size_t i = 0; i < 64; i += 16) __builtin_prefetch(soon + i, to_write, 2);
+    for (size_t i = 0; i < 64; i += 16) __builtin_prefetch(soon + i, to_write, to_write ? 2 : 3);
 }
 
 // ---- hush: a piece is 64 to 1024 rows; lane c of all its rows is block c.
@@ -103,37 +103,49 @@ ALWAYS_INLINE void fetch(const float* soon) {
 // middle in the tile, the last three or four as indices are packed. Decoding: sixteen rows as lanes are read
 // (stages 1..8), each quarter while it is warm, and at last across the four quarters, as rows are written.
 
-void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float* norms) {
-    constexpr size_t most = 256, deep = 8;  // sums that stay in the first cache; rows summed as a tree
-    for (size_t first = 0, n; first < pieces; first += n) {
-        n = pieces - first < most ? pieces - first : most;
-        alignas(64) Row sums[most] = {};
-        for (size_t k = 0; k < rows; k += deep)
+constexpr size_t norms_at_once = 32;  // pieces: their sums take 8 KB, a quarter of the first cache
+
+template <size_t n>
+struct Fixed {
+    ALWAYS_INLINE constexpr operator size_t() const { return n; }
+};
+
+// Row after row, as they lie, because that is what memory is quickest at. Row k goes to sum k mod 8 of its
+// piece: no sum waits for the one before, and there are fewer roundings in a row.
+template <class Count>
+ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n, float* norms) {
+    constexpr size_t ahead = 2048;  // floats: further than the processor would look by itself
+    alignas(64) Row sum[8 * norms_at_once];
+    for (size_t i = 0; i < 8 * n; ++i) sum[i] = Row{};
+    for (size_t k = 0; k < rows; k += 8) {
+        UNROLL
+        for (size_t i = 0; i < 8; ++i) {
+            const float* row = x + (k + i) * stride;
             for (size_t s = 0; s < n; ++s) {
-                const float* at = x + k * stride + (first + s) * hush_lanes;
-                fetch<false>(x + (k + 4 * deep) * stride + (first + s) * deep * hush_lanes);
-                Row v[deep];
-                UNROLL
-                for (size_t i = 0; i < deep; ++i) {
-                    v[i] = load(at + i * stride);
-                    v[i] *= v[i];
-                }
-                sums[s] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+                if (n > 1) __builtin_prefetch(row + s * hush_lanes + ahead);
+                const Row v = load(row + s * hush_lanes);
+                sum[i * n + s] += v * v;
             }
-        for (size_t s = 0; s < n; ++s)
-            for (size_t c = 0; c < hush_lanes; ++c)
-                norms[(first + s) * hush_lanes + c] = __builtin_sqrtf(sums[s][c]);
+        }
+    }
+    for (size_t s = 0; s < n; ++s) {
+        for (size_t h = 4; h; h /= 2)
+            for (size_t i = 0; i < h; ++i) sum[i * n + s] += sum[(i + h) * n + s];
+        for (size_t c = 0; c < hush_lanes; ++c) norms[s * hush_lanes + c] = __builtin_sqrtf(sum[s][c]);
+    }
+}
+
+void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float* norms) {
+    if (pieces == 1) return norms_of(x, stride, rows, Fixed<1>(), norms);
+    for (size_t n; pieces; pieces -= n, x += n * hush_lanes, norms += n * hush_lanes) {
+        n = pieces < norms_at_once ? pieces : norms_at_once;
+        norms_of(x, stride, rows, n, norms);
     }
 }
 
 typedef uint32_t Signs[hush_group][hush_piece_rows / 4];
 
 ALWAYS_INLINE Row* rows_of(float* tile) { return reinterpret_cast<Row*>(tile); }
-
-template <size_t n>
-struct Fixed {
-    ALWAYS_INLINE constexpr operator size_t() const { return n; }
-};
 
 // work(how many pieces, their signs), with the usual counts known to the compiler.
 template <class Work>
@@ -154,8 +166,8 @@ void hush_gather(const float* x, const HushStrip& strip, uint64_t sign_seed, flo
     with_strip(strip, sign_seed, [&](auto count, const Signs& signs) {
         for (size_t k = 0; k < strip.rows; k += 4) {
             const float* at = x + k * stride;
-            if (count > 1)  // hardware cannot see the next four rows coming
-                for (size_t i = 4; i < 8; ++i)
+            if (count > 1)  // hardware cannot see these rows coming
+                for (size_t i = 8; i < 12; ++i)
                     for (size_t s = 0; s < count; s += 2)
                         __builtin_prefetch(at + i * stride + s * hush_lanes);
             for (size_t s = 0; s < count; ++s) {
@@ -357,7 +369,7 @@ void hush_scatter(float* tiles, const HushStrip& strip, uint64_t sign_seed, floa
                 if (count > 1)
                     for (size_t q = 0; q < 4; ++q)
                         for (size_t s = 0; s < count; s += 2)
-                            __builtin_prefetch(to + (q * quarter + 1) * stride + s * hush_lanes, 1);
+                            __builtin_prefetch(to + (q * quarter + 2) * stride + s * hush_lanes, 1);
                 for (size_t s = 0; s < count; ++s) {
                     const Row* from = rows_of(tiles + s * hush_tile) + j + k;
                     Row v[4];

@@ -18,7 +18,7 @@ namespace {
 using std::size_t;
 
 struct Loop {
-    const std::function<void(size_t, size_t, size_t)>& work;
+    const Shares& work;
     size_t units, step;
     size_t wanted;  // others that may still join
     size_t joined = 0;
@@ -131,8 +131,7 @@ Pool& pool() {
 
 }  // namespace
 
-void share_out(size_t units, size_t step, size_t workers,
-               const std::function<void(size_t, size_t, size_t)>& work) {
+void share_out_among(size_t units, size_t step, size_t workers, const Shares& work) {
     if (units == 0) return;
     const size_t others = std::min(workers, (units + step - 1) / step) - 1;
     if (others == 0) return work(0, 0, units);
