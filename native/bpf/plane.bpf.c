@@ -251,22 +251,23 @@ static __always_inline __u64 look_up(__u32 lanes, const void* own, const __u32* 
     return low | high << 32;
 }
 
-enum work { ADD, REPAIR };
+enum work { WRITE, ADD, REPAIR };  // the first packet of a chunk writes, the others add
 
-// Eight bytes of sums. The first packet of a chunk writes and the others add, in the same way: `keep` is 0 or
-// all ones. With a table no lane meets its limit: one that could is refused with its job.
+// Eight bytes of sums. With a table no lane meets its limit: one that could is refused with its job.
 static __always_inline void work_on(enum work work, __u32 lanes, __u64* sum, const void* own,
-                                    const __u32* pairs, __u64 keep, __u64* signs) {
-    if (work == REPAIR && lanes == TACIT_LANES_U8)
+                                    const __u32* pairs, __u64* signs) {
+    if (work == WRITE)
+        *sum = tacit_bits_up(lanes) == 4 ? look_up(lanes, own, pairs) : *(const __u64*)own;
+    else if (work == REPAIR && lanes == TACIT_LANES_U8)
         *sum = repair_word(*sum, *(const __u64*)own, 0x8080808080808080, 8);
     else if (work == REPAIR)
         *sum = repair_word(*sum, *(const __u64*)own, 0x8000800080008000, 16);
     else if (tacit_bits_up(lanes) == 4)
-        *sum = (*sum & keep) + look_up(lanes, own, pairs);
+        *sum += look_up(lanes, own, pairs);
     else if (lanes == TACIT_LANES_I32)
-        *sum = add_signed(*sum & keep, *(const __u64*)own, signs);
+        *sum = add_signed(*sum, *(const __u64*)own, signs);
     else
-        *sum = add_word(*sum & keep, *(const __u64*)own, signs);
+        *sum = add_word(*sum, *(const __u64*)own, signs);
     asm volatile("" : "+r"(*signs));  // one after another, or clang runs out of registers
 }
 
@@ -293,7 +294,7 @@ static __always_inline const void* end_of(struct where where) {
 
 // `work` and `lanes` are known when this is compiled, so that each pair has a loop of its own.
 static __always_inline void work_through(enum work work, __u32 lanes, const struct job* job,
-                                         struct where where, void* sums, __u64 keep, __u64* signs) {
+                                         struct where where, void* sums, __u64* signs) {
     const __u32 nbytes = forget(&job->terms.result_nbytes), most = settings.most_nbytes;
     const void *const payload = payload_of(where), *const end = end_of(where);
     const __u32 up = 8 * tacit_bits_up(lanes) / tacit_bits_down(lanes);  // bytes behind eight bytes of sums
@@ -303,7 +304,7 @@ static __always_inline void work_through(enum work work, __u32 lanes, const stru
         if (i + BLOCK > nbytes || own + BLOCK / 8 * up > end) break;
 #pragma unroll
         for (int k = 0; k < BLOCK / 8; ++k)
-            work_on(work, lanes, sum + k, own + k * up, job->pairs, keep, signs);
+            work_on(work, lanes, sum + k, own + k * up, job->pairs, signs);
     }
     const __u32 all = forget(&job->terms.result_nbytes), at = all & ~(BLOCK - 1);
     if (at > most - BLOCK) return;
@@ -311,36 +312,40 @@ static __always_inline void work_through(enum work work, __u32 lanes, const stru
     __u64* const sum = sums + at;
     for (__u32 k = 0; k < BLOCK / 8; ++k) {
         if (at + 8 * k >= all || own + (k + 1) * up > end) break;
-        work_on(work, lanes, sum + k, own + k * up, job->pairs, keep, signs);
+        work_on(work, lanes, sum + k, own + k * up, job->pairs, signs);
     }
 }
 
 // Whether a lane met its limit.
 static __always_inline bool add_lanes(__u32 lanes, const struct job* job, struct where where, void* sums,
-                                      __u64 keep) {
+                                      bool first) {
     const __u64 high = lanes == TACIT_LANES_U8    ? 0x8080808080808080
                        : lanes == TACIT_LANES_U16 ? 0x8000800080008000
                                                   : 0x8000000080000000;
     __u64 signs = 0;
-    work_through(ADD, lanes, job, where, sums, keep, &signs);
+    if (first) {
+        work_through(WRITE, lanes, job, where, sums, &signs);
+        return false;
+    }
+    work_through(ADD, lanes, job, where, sums, &signs);
     if (tacit_bits_up(lanes) == 4 || !(signs & high)) return false;
     if (lanes == TACIT_LANES_I32) return true;
-    work_through(REPAIR, lanes, job, where, sums, keep, &signs);
+    work_through(REPAIR, lanes, job, where, sums, &signs);
     return true;
 }
 
-static __always_inline bool add_payload(const struct job* job, struct where where, void* sums, __u64 keep) {
+static __always_inline bool add_payload(const struct job* job, struct where where, void* sums, bool first) {
     switch (job->terms.lanes) {
         case TACIT_LANES_U8:
-            return add_lanes(TACIT_LANES_U8, job, where, sums, keep);
+            return add_lanes(TACIT_LANES_U8, job, where, sums, first);
         case TACIT_LANES_U16:
-            return add_lanes(TACIT_LANES_U16, job, where, sums, keep);
+            return add_lanes(TACIT_LANES_U16, job, where, sums, first);
         case TACIT_LANES_I32:
-            return add_lanes(TACIT_LANES_I32, job, where, sums, keep);
+            return add_lanes(TACIT_LANES_I32, job, where, sums, first);
         case TACIT_LANES_TABLE_U8:
-            return add_lanes(TACIT_LANES_TABLE_U8, job, where, sums, keep);
+            return add_lanes(TACIT_LANES_TABLE_U8, job, where, sums, first);
         default:
-            return add_lanes(TACIT_LANES_TABLE_U16, job, where, sums, keep);
+            return add_lanes(TACIT_LANES_TABLE_U16, job, where, sums, first);
     }
 }
 
@@ -383,7 +388,7 @@ static __always_inline enum tacit_count sum_up(struct job* job, struct packet* p
     // Read back, so that the verifier walks through the lanes once and not once for every verdict.
     const enum tacit_count verdict = *(volatile __u32*)&packet->verdict;
     const bool adds = verdict == TACIT_COUNT_WROTE || verdict == TACIT_COUNT_ADDED;
-    if (adds && add_payload(job, where, sums, verdict == TACIT_COUNT_ADDED ? ~0ull : 0)) {
+    if (adds && add_payload(job, where, sums, verdict == TACIT_COUNT_WROTE)) {
         cell->state.saturated = 1;
         packet->saturates = 1;
     }
