@@ -2,7 +2,7 @@
 
     make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
 
-ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, because neighbours on a shared machine
+ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, each the quickest of a few turns, because neighbours on a shared machine
 only ever add. Against the copy: the median of the rounds. The cost of an empty call (Python, binding; 10-20 us) is
 measured beside it and taken off, so that short vectors show the kernel and not the call.
 
@@ -128,16 +128,16 @@ def _beside(call: Callable[[], object], empty: Callable[[], object], times: int)
 
 def measure(log2: int, rounds: int) -> list[dict[str, object]]:
     work, empty = works(log2), empty_calls()
-    times = max(
-        3, min(2000, (1 << 24) >> log2)
-    )  # the first pays for what the work before it left in the caches
+    # The first call pays for what the work before it left in the caches.
+    times = max(3, min(2000, (1 << 24) >> log2))
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
             seconds[name].append(_beside(call, empty.get(name, _nothing), 1 if "torch" in name else times))
 
     def ns(name: str) -> float:
-        calls, empties = (quantiles(found, n=4)[0] for found in zip(*seconds[name], strict=True))
+        both = zip(*seconds[name], strict=True)
+        calls, empties = (quantiles(found, n=4, method="inclusive")[0] for found in both)
         return round((calls - empties) / (1 << log2) * 1e9, 4)
 
     def against_copy(name: str) -> float:
@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--table", action="store_true", help="a table for people instead of JSON")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f"--rounds {args.rounds}: at least 2")
     torch.set_num_threads(1)
     rows = [row for log2 in args.sizes.split(",") for row in measure(int(log2), args.rounds)]
     if args.table:

@@ -294,8 +294,8 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
     const size_t groups = pieces.groups();
     share_out(groups, 1, workers_for(groups, threads), [&](size_t, size_t begin, size_t end) {
         Tiles tiles;
-        for (size_t g = groups - begin; g > groups - end; --g)
-            pieces.each(g - 1, g, [&](const Group& group) { encode(tiles, group); });
+        for (size_t after = groups - begin; after > groups - end; --after)
+            pieces.each(after - 1, after, [&](const Group& group) { encode(tiles, group); });
     });
 }
 

@@ -7,9 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <list>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace tacit {
@@ -51,6 +51,13 @@ void wait_a_little(Happened happened) {
     }
 }
 
+struct Blocked {
+    sigset_t before;
+
+    explicit Blocked(const sigset_t& signals) { pthread_sigmask(SIG_BLOCK, &signals, &before); }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+};
+
 class Pool {
   public:
     void run(Loop& loop) {
@@ -73,19 +80,18 @@ class Pool {
     }
 
   private:
-    // Signals are for the threads that Python knows.
+    // Signals are for the threads that Python knows, but for those that a thread brings upon itself.
     bool start() {
-        sigset_t every, before;
-        sigfillset(&every);
-        pthread_sigmask(SIG_SETMASK, &every, &before);
-        bool started = true;
+        sigset_t others;
+        sigfillset(&others);
+        for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&others, own);
+        const Blocked while_it_starts(others);
         try {
             std::thread([this] { serve(); }).detach();
-        } catch (const std::system_error&) {  // no room for one more: the callers do without
-            started = false;
+            return true;
+        } catch (const std::exception&) {  // no room for one more: the callers do without
+            return false;
         }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        return started;
     }
 
     void serve() {
@@ -119,15 +125,12 @@ class Pool {
     std::atomic<size_t> posted_ = 0;  // loops so far
 };
 
-// Never destroyed: its threads wait in it until the process ends. A forked child has none of them, and begins
-// anew.
-Pool& pool() {
-    static std::atomic<Pool*> current = [] {
-        pthread_atfork(nullptr, nullptr, [] { current = new Pool; });
-        return new Pool;
-    }();
-    return *current;
-}
+// Made when the library is loaded, and never destroyed: its threads wait in it until the process ends. A
+// forked child has none of them, and begins anew.
+std::atomic<Pool*> pool = [] {
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+    return new Pool;
+}();
 
 }  // namespace
 
@@ -136,7 +139,7 @@ void share_out_among(size_t units, size_t step, size_t workers, const Shares& wo
     const size_t others = std::min(workers, (units + step - 1) / step) - 1;
     if (others == 0) return work(0, 0, units);
     Loop loop{work, units, step, others};
-    pool().run(loop);
+    pool.load()->run(loop);
 }
 
 }  // namespace tacit

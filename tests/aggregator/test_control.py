@@ -103,8 +103,8 @@ def test_a_wrong_secret_is_refused_counted_and_told_and_touches_nothing() -> Non
     with aggregator() as control:
         told = refused(ConfigError, control.address, some_terms(), secret="correct horse battery stable")
         assert "the secret is not one that this aggregator was started with" in told
-        with pytest.raises(ConfigError, match="the secret"), Reader(control.address, "") as reader:
-            reader.read()
+        with pytest.raises(ConfigError, match="the secret"):
+            Reader(control.address, "")
         now = control.reading()
         assert now.refused["secret"] == 2 and sum(now.refused.values()) == 2
         assert not now.jobs and now.free_slots == 32 and now.admitted == 0

@@ -196,11 +196,11 @@ class Membership:
         again does nothing."""
         with self._news:
             if not self._why:
-                with contextlib.suppress(
-                    OSError
-                ):  # before `_why`: the thread hangs up as soon as it sees that
-                    self._line.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
-                self._why = f"rank {self.rank} has left job {self.terms.name!r}"
+                try:  # before `_why` is set: the thread hangs up as soon as it sees that
+                    with contextlib.suppress(OSError):
+                        self._line.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
+                finally:
+                    self._why = f"rank {self.rank} has left job {self.terms.name!r}"
             self._news.notify_all()
         self._line.hang_up()
         if threading.current_thread() is not self._thread:
