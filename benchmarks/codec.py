@@ -2,9 +2,9 @@
 
     make bench-codec            # or: python benchmarks/codec.py --sizes 20,22 --table
 
-ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, each the quickest of a few turns, because neighbours on a shared machine
-only ever add. Against the copy: the median of the rounds. The cost of an empty call (Python, binding; 10-20 us) is
-measured beside it and taken off, so that short vectors show the kernel and not the call.
+ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, each the quickest of a few turns,
+because neighbours on a shared machine only ever add. Against the copy: the median of the rounds. The cost of an empty call (Python,
+binding; 10-20 us) is measured beside it and taken off, so that short vectors show the kernel and not the call.
 
 All memory is in huge pages where the kernel gives them (torch's own THP_MEM_ALLOC_ENABLE=1; set it to 0 to see without): a page of 4 kB
 costs a walk through the page tables, which in a virtual machine is a tenth of the work on it. The copy has them too.

@@ -27,7 +27,7 @@ constexpr size_t most_numel = size_t(1) << 60;  // no size below overflows under
 constexpr size_t smallest_piece_rows = 64;
 constexpr size_t whole_rows = 8192;   // a longer vector is padded to whole pieces
 constexpr size_t window_pieces = 32;  // pieces that sample the same megabyte: it stays in the cache meanwhile
-constexpr size_t adder_share = size_t(1) << 15;  // elements: even, and worth a thread's while
+constexpr size_t adder_share = size_t(1) << 16;  // elements: even, and worth a thread's while
 
 void check_between(const char* name, long long value, long long least, long long most) {
     if (value < least || value > most) refuse(name, "=", value, ": from ", least, " to ", most);
@@ -311,25 +311,25 @@ void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, cons
                            float(2.0 * hush.range / hush.granularity), gain};
     const auto& kernels = chosen_for<Lane>();
     const auto& common = chosen();
-    share_out(pieces.groups(), 1, workers_for(pieces.groups(), threads),
-              [&](size_t, size_t begin, size_t end) {
-                  Tiles tiles;
-                  pieces.each(begin, end, [&](const Group& group) {
-                      for (size_t s = 0; s < group.count; ++s)
-                          kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s),
-                                              group.rows, norms.data() + (group.piece + s) * hush_lanes, how,
-                                              pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
-                      if (group.within(out.size()))
-                          return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
-                                                     out.data() + group.at);
-                      const float* from = tiles.apart;
-                      common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
-                      group.each_row(out.size(), [&](size_t first, size_t present) {
-                          std::copy_n(from, present, out.data() + first);
-                          from += group.width();
-                      });
-                  });
-              });
+    const size_t groups = pieces.groups();
+    share_out(groups, 1, workers_for(groups, threads), [&](size_t, size_t begin, size_t end) {
+        Tiles tiles;
+        pieces.each(begin, end, [&](const Group& group) {
+            for (size_t s = 0; s < group.count; ++s)
+                kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s), group.rows,
+                                    norms.data() + (group.piece + s) * hush_lanes, how,
+                                    pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
+            if (group.within(out.size()))
+                return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
+                                           out.data() + group.at);
+            const float* from = tiles.apart;
+            common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
+            group.each_row(out.size(), [&](size_t first, size_t present) {
+                std::copy_n(from, present, out.data() + first);
+                from += group.width();
+            });
+        });
+    });
 }
 
 namespace {
@@ -342,7 +342,7 @@ void over_indices(std::span<const std::uint8_t> index, std::span<const std::uint
     check_size("index", index.size(), (numel + 1) / 2, numel);
     check_table("table", table.size(), 16);
     const size_t shares = (numel + adder_share - 1) / adder_share;
-    share_out(shares, 2, workers_for(shares, threads), [&](size_t, size_t begin, size_t end) {
+    share_out(shares, 1, workers_for(shares, threads), [&](size_t, size_t begin, size_t end) {
         const size_t first = begin * adder_share;
         work(first, std::min(end * adder_share, numel) - std::min(first, numel));
     });

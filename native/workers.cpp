@@ -70,12 +70,13 @@ class Pool {
         }
         for (size_t i = 0; i < others; ++i) news_.notify_one();
         loop.run(0);
-        std::unique_lock lock(mutex_);
-        loops_.remove(&loop);
-        lock.unlock();
+        {
+            const std::lock_guard lock(mutex_);
+            loops_.remove(&loop);
+        }
         const auto done = [&] { return loop.at_work == 0; };
         wait_a_little(done);
-        lock.lock();  // whoever was last has let go of `loop`
+        std::unique_lock lock(mutex_);  // whoever was last has let go of `loop`
         done_.wait(lock, done);
     }
 
@@ -135,10 +136,7 @@ std::atomic<Pool*> pool = [] {
 }  // namespace
 
 void share_out_among(size_t units, size_t step, size_t workers, const Shares& work) {
-    if (units == 0) return;
-    const size_t others = std::min(workers, (units + step - 1) / step) - 1;
-    if (others == 0) return work(0, 0, units);
-    Loop loop{work, units, step, others};
+    Loop loop{work, units, step, workers - 1};
     pool.load()->run(loop);
 }
 

@@ -12,7 +12,7 @@ from tacit import _core
 
 
 def _summed(seed: int, threads: int) -> bytes:
-    """Sixteen shares' worth of random indices, looked up and added."""
+    """Eight shares' worth of random indices, looked up and added."""
     random = np.random.default_rng(seed)
     index = random.integers(0, 256, 2**18, dtype=np.uint8)
     lanes = np.zeros(2**19, np.uint16)

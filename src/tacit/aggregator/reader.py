@@ -20,7 +20,7 @@ class Reader:
         except RefusedError as refusal:
             raise refusal.error from None
         try:
-            self._answer()  # to the question in the greeting: old by the time somebody wants it
+            self._answer()  # to the greeting: whether we are refused, or figures that are old when somebody wants them
         except BaseException:
             self._line.close()
             raise

@@ -43,6 +43,13 @@ _CONNECT_S = 3.0
 _KEPT = 8  # own calls of a peer that came to an end, of which it may still ask; it can be in doubt of the last only
 _TRIES = 8  # while peers are busy
 _WAIT_S = 0.05
+_NO_PEER = (
+    PeerError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)  # gone, or says what no peer of ours says
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,7 @@ class Peers:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Nobody is met meanwhile. A meeting that goes on is waited for, as long as it may take."""
-        most_s = max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
-        if not self._meeting.acquire(timeout=most_s + 1):
+        if not self._meeting.acquire(timeout=self._slowest_s + 1):
             raise PeerError("a meeting does not come to an end")
         try:
             yield
@@ -134,8 +140,11 @@ class Peers:
     @property
     def patience_s(self) -> float:
         """The longest that a call may take, as things stand."""
-        most = max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
-        return min(FIRST_S, most) + _TRIES * _WAIT_S
+        return min(FIRST_S, self._slowest_s) + _TRIES * _WAIT_S
+
+    @property
+    def _slowest_s(self) -> float:
+        return max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
 
     def close(self) -> None:
         self._closed.set()
@@ -194,13 +203,7 @@ class Peers:
             finally:
                 sent = talk.sent_nbytes
                 self._leave(talk)
-        except (
-            PeerError,
-            ValueError,
-            RuntimeError,
-            TypeError,
-            KeyError,
-        ) as cause:  # gone, or says what no codec says
+        except _NO_PEER as cause:
             pace.failed(time.monotonic())
             return Met(peer, why, str(cause), time.monotonic() - began, sent)
         finally:
@@ -271,7 +274,7 @@ class Peers:
                     self._show(talk, frame)
                 else:
                     return
-        except (PeerError, KeyError, TypeError, ValueError, RuntimeError):  # gone, or no peer of ours
+        except _NO_PEER:
             pass
         finally:
             self._leave(talk)
