@@ -4,7 +4,7 @@
 
 ns per element, one thread unless named: what a quarter of the interleaved rounds stays below, each the quickest of a few turns,
 because neighbours on a shared machine only ever add. Against the copy: the median of the rounds. The cost of an empty call (Python,
-binding; 10-20 us) is measured beside it and taken off, so that short vectors show the kernel and not the call.
+binding; 1-3 us) is measured beside it and taken off, so that short vectors show the kernel and not the call.
 
 All memory is in huge pages where the kernel gives them (torch's own THP_MEM_ALLOC_ENABLE=1; set it to 0 to see without): a page of 4 kB
 costs a walk through the page tables, which in a virtual machine is a tenth of the work on it. The copy has them too.
@@ -13,13 +13,17 @@ costs a walk through the page tables, which in a virtual machine is a tenth of t
 import argparse
 import json
 import os
+import sys
+from collections import defaultdict
 from collections.abc import Callable
 from statistics import median, quantiles
 from time import perf_counter
+from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch when it is imported
 
 import torch
+from torch import Tensor
 
 from tacit import _core
 from tacit.codecs import in_torch
@@ -28,6 +32,7 @@ from tacit.codecs.tables import clamp_at, stochastic_table
 from tacit.records import host_facts
 
 Work = dict[str, Callable[[], object]]
+Calls = tuple[Callable[[], object], Callable[[], object]]
 
 
 def works(log2: int) -> Work:
@@ -42,70 +47,88 @@ def works(log2: int) -> Work:
         torch.empty(padded, dtype=torch.uint8),
     )
     grid = GRIDS[0]
-    table, cells, offsets = (
-        torch.tensor(grid.table, dtype=torch.uint8),
-        _cells(grid),
-        _offsets(grid, 1.0, (0, 4, 8, 12)),
-    )
-    paper, t = torch.tensor(stochastic_table(16, 30, clamp_at(1 / 32)), dtype=torch.uint8), clamp_at(1 / 32)
-    nothing = torch.zeros(16, dtype=torch.uint8)
-    slices = torch.ones(-(-n // 2**20)) * min(n, 2**20) ** 0.5
-    thc_packed = torch.empty(n // 2, dtype=torch.uint8)
-    thc_lanes = torch.full((n,), 60, dtype=torch.uint8)
-
-    def encode(kernels=_core, threads: int = 1) -> None:
-        kernels.hush_norms(x, norms, threads)
-        kernels.hush_encode(x, norms, 1, 2, 0, 1.0, grid.reach, grid.granularity, cells, packed, threads)
-
-    def decode(kernels=_core, threads: int = 1) -> None:
-        kernels.hush_decode(lanes, norms, 1, 2, offsets, grid.reach, grid.granularity, y, 1.0, threads)
-
-    def add(threads: int = 1) -> None:
-        _core.add_table(
-            packed, padded, nothing, lanes, threads
-        )  # zeros: lanes that saturate would be counted, slowly
-
+    table = torch.tensor(grid.table, dtype=torch.uint8)
+    encode, decode = hush(_core, x, y, norms, packed, lanes)
     encode()
     lanes.zero_()
     for _ in range(4):
         _core.add_table(packed, padded, table, lanes, 1)
+
+    slices = torch.ones(-(-n // 2**20)) * min(n, 2**20) ** 0.5
+    thc_encode, thc_decode = thc(
+        x, y, slices, torch.empty(n // 2, dtype=torch.uint8), torch.full((n,), 60, dtype=torch.uint8)
+    )
     found: Work = {
         "copy": lambda: y.copy_(x),
         "hush encode": encode,
         "hush decode": decode,
-        "add": add,
-        "thc encode": lambda: _core.thc_encode(x, slices, 20, 20, 1, 2, t, paper, 4, thc_packed, 1),
-        "thc decode": lambda: _core.thc_decode(thc_lanes, n, 20, 20, 1, slices, t, 30, 4, y, 4.0, 1),
+        "add": adder(packed, lanes),
+        "thc encode": thc_encode,
+        "thc decode": thc_decode,
     }
     if log2 >= 20:
-        found |= {
-            "hush encode, 2 threads": lambda: encode(threads=2),
-            "hush decode, 2 threads": lambda: decode(threads=2),
-        }
+        encode, decode = hush(_core, x, y, norms, packed, lanes, threads=2)
+        found |= {"hush encode, 2 threads": encode, "hush decode, 2 threads": decode}
     if log2 == 20:
-        found |= {
-            "hush encode in torch": lambda: encode(in_torch),
-            "hush decode in torch": lambda: decode(in_torch),
-        }
+        encode, decode = hush(in_torch, x, y, norms, packed, lanes)
+        found |= {"hush encode in torch": encode, "hush decode in torch": decode}
     return found
 
 
 def empty_calls() -> Work:
     """The same calls without an element: what Python and the binding cost."""
     e, b = torch.empty(0), torch.empty(0, dtype=torch.uint8)
-    grid, cells, offsets = GRIDS[0], _cells(GRIDS[0]), _offsets(GRIDS[0], 1.0, (0,))
-    table = torch.zeros(16, dtype=torch.uint8)
+    encode, decode = hush(_core, e, e, e, b, b)
+    thc_encode, thc_decode = thc(e, e, e, b, b)
     return {
         "copy": lambda: e.copy_(e),
-        "hush encode": lambda: (
-            _core.hush_norms(e, e, 1),
-            _core.hush_encode(e, e, 1, 2, 0, 1.0, grid.reach, grid.granularity, cells, b, 1),
-        )[1],
-        "hush decode": lambda: _core.hush_decode(
-            b, e, 1, 2, offsets, grid.reach, grid.granularity, e, 1.0, 1
-        ),
-        "add": lambda: _core.add_table(b, 0, table, b, 1),
+        "hush encode": encode,
+        "hush decode": decode,
+        "add": adder(b, b),
+        "thc encode": thc_encode,
+        "thc decode": thc_decode,
     }
+
+
+def hush(
+    kernels: Any, x: Tensor, y: Tensor, norms: Tensor, packed: Tensor, lanes: Tensor, threads: int = 1
+) -> Calls:
+    """Calls that encode `x` and decode into `y`."""
+    grid = GRIDS[0]
+    x_, y_, norms_, packed_, lanes_, cells, offsets = (
+        handed(kernels, t)
+        for t in (x, y, norms, packed, lanes, _cells(grid), _offsets(grid, 1.0, (0, 4, 8, 12)))
+    )
+
+    def encode() -> None:
+        kernels.hush_norms(x_, norms_, threads)
+        kernels.hush_encode(x_, norms_, 1, 2, 0, 1.0, grid.reach, grid.granularity, cells, packed_, threads)
+
+    def decode() -> None:
+        kernels.hush_decode(lanes_, norms_, 1, 2, offsets, grid.reach, grid.granularity, y_, 1.0, threads)
+
+    return encode, decode
+
+
+def thc(x: Tensor, y: Tensor, slices: Tensor, packed: Tensor, lanes: Tensor) -> Calls:
+    t, numel = clamp_at(1 / 32), x.numel()
+    table = handed(_core, torch.tensor(stochastic_table(16, 30, t), dtype=torch.uint8))
+    x_, y_, slices_, packed_, lanes_ = (handed(_core, each) for each in (x, y, slices, packed, lanes))
+    return (
+        lambda: _core.thc_encode(x_, slices_, 20, 20, 1, 2, t, table, 4, packed_, 1),
+        lambda: _core.thc_decode(lanes_, numel, 20, 20, 1, slices_, t, 30, 4, y_, 4.0, 1),
+    )
+
+
+def adder(packed: Tensor, lanes: Tensor) -> Callable[[], object]:
+    """Adds zeros: lanes that saturate would be counted, slowly."""
+    packed_, lanes_, zeros = (handed(_core, t) for t in (packed, lanes, torch.zeros(16, dtype=torch.uint8)))
+    return lambda: _core.add_table(packed_, lanes_.size, zeros, lanes_, 1)
+
+
+def handed(kernels: Any, tensor: Tensor) -> Any:
+    """`tensor` as `kernels` take it soonest: a tensor takes 4 us to change hands, its array 0.2 us."""
+    return tensor.numpy() if kernels is _core else tensor
 
 
 def _nothing() -> None:
@@ -121,27 +144,36 @@ def _time(call: Callable[[], object], times: int) -> float:
 
 def _beside(call: Callable[[], object], empty: Callable[[], object], times: int) -> tuple[float, float]:
     """Seconds a call and an empty one, in short turns: a busy machine slows both alike."""
-    turns = min(20, times)
-    pairs = [(_time(call, times // turns), _time(empty, times // turns)) for _ in range(turns)]
+    several = max(1, times // 50)
+    pairs = [(_time(call, several), _time(empty, several)) for _ in range(times // several)]
     return min(t for t, _ in pairs), min(t for _, t in pairs)
 
 
-def measure(log2: int, rounds: int) -> list[dict[str, object]]:
-    work, empty = works(log2), empty_calls()
-    # The first call pays for what the work before it left in the caches.
-    times = max(3, min(2000, (1 << 24) >> log2))
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
-    for _ in range(rounds):
-        for name, call in work.items():  # interleaved: whatever else the machine does slows all alike
-            seconds[name].append(_beside(call, empty.get(name, _nothing), 1 if "torch" in name else times))
+def turns(log2: int, few: bool) -> int:
+    """How often a call is timed in a round: the first pays for what the work before it left in the caches, and two threads want both
+    cores of a shared machine to themselves for once."""
+    return 3 if few and log2 > 22 else max(12, min(2000, (1 << 26) >> log2))
 
-    def ns(name: str) -> float:
-        both = zip(*seconds[name], strict=True)
+
+def measure(sizes: list[int], rounds: int) -> list[dict[str, object]]:
+    """Records of all that is timed. Sizes take turns, as the works on each: whatever else the machine does slows all alike."""
+    timed, empty = {log2: works(log2) for log2 in sizes}, empty_calls()
+    seconds: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for done in range(rounds):
+        if sys.stderr.isatty():  # no bar that moves by itself: its thread would want a core
+            print(f"round {done + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
+        for log2, work in timed.items():
+            for name, call in work.items():
+                times = 1 if "torch" in name else turns(log2, few="thc" in name)
+                seconds[log2, name].append(_beside(call, empty.get(name, _nothing), times))
+
+    def ns(log2: int, name: str) -> float:
+        both = zip(*seconds[log2, name], strict=True)
         calls, empties = (quantiles(found, n=4, method="inclusive")[0] for found in both)
         return round((calls - empties) / (1 << log2) * 1e9, 4)
 
-    def against_copy(name: str) -> float:
-        rounds_of = zip(seconds[name], seconds["copy"], strict=True)
+    def against_copy(log2: int, name: str) -> float:
+        rounds_of = zip(seconds[log2, name], seconds[log2, "copy"], strict=True)
         return round(median((a - b) / (c - d) for (a, b), (c, d) in rounds_of), 3)
 
     return [
@@ -149,12 +181,12 @@ def measure(log2: int, rounds: int) -> list[dict[str, object]]:
             "benchmark": "codec",
             "what": name,
             "log2_elements": log2,
-            "ns_per_element": ns(name),
-            "against_copy": against_copy(name),
+            "ns_per_element": ns(log2, name),
+            "against_copy": against_copy(log2, name),
             "rounds": rounds,
-            "copy_ns_per_element": ns("copy"),
+            "copy_ns_per_element": ns(log2, "copy"),
         }
-        for name in work
+        for log2, name in seconds
     ]
 
 
@@ -172,11 +204,11 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     for what in ("hush encode", "hush decode"):
         cost = of(what, rows, "ns_per_element")
         found[f"{what} largest / smallest cost by size"] = round(max(cost) / min(cost), 2)
-        if two := of(f"{what}, 2 threads", large, "ns_per_element"):
-            one = of(what, large, "ns_per_element")
-            found[f"{what}, speed-up of 2 threads"] = round(
-                median(a / b for a, b in zip(one, two, strict=True)), 2
-            )
+        if two := of(f"{what}, 2 threads", rows, "ns_per_element"):
+            one = of(what, rows, "ns_per_element")[-len(two) :]
+            by_size = [round(a / b, 2) for a, b in zip(one, two, strict=True)]
+            found[f"{what}, speed-up of 2 threads"] = round(median(by_size), 2)
+            found[f"{what}, speed-up of 2 threads by size"] = by_size
         if torch_ns := of(f"{what} in torch", rows, "ns_per_element"):
             native = [
                 float(str(r["ns_per_element"]))
@@ -200,7 +232,7 @@ def main() -> None:
     if args.rounds < 2:
         parser.error(f"--rounds {args.rounds}: at least 2")
     torch.set_num_threads(1)
-    rows = [row for log2 in args.sizes.split(",") for row in measure(int(log2), args.rounds)]
+    rows = measure([int(log2) for log2 in args.sizes.split(",")], args.rounds)
     if args.table:
         for row in rows:
             print(

@@ -103,36 +103,52 @@ ALWAYS_INLINE void fetch(const float* soon) {
 // middle in the tile, the last three or four as indices are packed. Decoding: sixteen rows as lanes are read
 // (stages 1..8), each quarter while it is warm, and at last across the four quarters, as rows are written.
 
-constexpr size_t norms_at_once = 32;  // pieces: their sums take 8 KB, a quarter of the first cache
-
 template <size_t n>
 struct Fixed {
     ALWAYS_INLINE constexpr operator size_t() const { return n; }
 };
 
-// Row after row, as they lie, because that is what memory is quickest at. Row k goes to sum k mod 8 of its
-// piece: no sum waits for the one before, and there are fewer roundings in a row.
+constexpr size_t norms_at_once = 32;  // pieces: their sums take 2 KB
+
+// sum[s] += the squares of piece s in four rows.
 template <class Count>
-ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n, float* norms) {
-    constexpr size_t ahead = 2048;  // floats: further than the processor would look by itself
-    alignas(64) Row sum[8 * norms_at_once];
-    for (size_t i = 0; i < 8 * n; ++i) sum[i] = Row{};
-    for (size_t k = 0; k < rows; k += 8) {
-        UNROLL
-        for (size_t i = 0; i < 8; ++i) {
-            const float* row = x + (k + i) * stride;
-            for (size_t s = 0; s < n; ++s) {
-                if (n > 1) __builtin_prefetch(row + s * hush_lanes + ahead);
-                const Row v = load(row + s * hush_lanes);
-                sum[i * n + s] += v * v;
-            }
+ALWAYS_INLINE void add_squares(const float* x, size_t apart, Count n, Row* sum) {
+    Row own[hush_group];
+    for (size_t s = 0; s < n; ++s) own[s] = sum[s];
+    for (size_t run = 0; run < 4; ++run) {
+        for (size_t s = 0; s < n; ++s) {
+            const Row v = load(x + run * apart + s * hush_lanes);
+            own[s] += v * v;
         }
     }
-    for (size_t s = 0; s < n; ++s) {
-        for (size_t h = 4; h; h /= 2)
-            for (size_t i = 0; i < h; ++i) sum[i * n + s] += sum[(i + h) * n + s];
-        for (size_t c = 0; c < hush_lanes; ++c) norms[s * hush_lanes + c] = __builtin_sqrtf(sum[s][c]);
+    for (size_t s = 0; s < n; ++s) sum[s] = own[s];
+}
+
+// Memory is quickest when it is read in a few runs at once that lie some pages apart, and when it is not
+// called for beforehand: a row each of four runs in turn. A sum takes 64 rows, so that there are few
+// roundings in a row.
+template <class Count>
+ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n, float* norms) {
+    constexpr size_t steps = 16, far = 1 << 14;  // rows, floats
+    size_t run = rows / 4;
+    while (run > steps && run * stride > far) run /= 2;
+    Row total[norms_at_once], sum[norms_at_once];
+    for (size_t s = 0; s < n; ++s) total[s] = Row{};
+    for (size_t first = 0; first < rows; first += 4 * run) {
+        for (size_t k = first; k < first + run; k += steps) {
+            for (size_t s = 0; s < n; ++s) sum[s] = Row{};
+            for (size_t i = k; i < k + steps; ++i) {
+                const float* at = x + i * stride;
+                size_t s = 0;
+                for (; s + hush_group <= n; s += hush_group)
+                    add_squares(at + s * hush_lanes, run * stride, Fixed<hush_group>(), sum + s);
+                for (; s < n; ++s) add_squares(at + s * hush_lanes, run * stride, Fixed<1>(), sum + s);
+            }
+            for (size_t s = 0; s < n; ++s) total[s] += sum[s];
+        }
     }
+    for (size_t s = 0; s < n; ++s)
+        for (size_t c = 0; c < hush_lanes; ++c) norms[s * hush_lanes + c] = __builtin_sqrtf(total[s][c]);
 }
 
 void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float* norms) {

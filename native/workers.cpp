@@ -19,15 +19,21 @@ using std::size_t;
 
 struct Loop {
     const Shares& work;
-    size_t units, step;
+    size_t units, step, workers;
     size_t wanted;  // others that may still join
     size_t joined = 0;
     std::atomic<size_t> at_work = 0;  // others that have joined and are not done
     std::atomic<size_t> next = 0;
 
     void run(size_t worker) {
-        for (size_t begin; (begin = next.fetch_add(step, std::memory_order_relaxed)) < units;)
-            work(worker, begin, std::min(begin + step, units));
+        for (size_t begin = next; begin < units;) {
+            // Large shares first, because what lies together is quicker; small ones last, for an even end.
+            const size_t share = std::max<size_t>(1, (units - begin) / (4 * workers) / step) * step;
+            const size_t end = std::min(begin + share, units);
+            if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+            work(worker, begin, end);
+            begin = next;
+        }
     }
 };
 
@@ -136,7 +142,7 @@ std::atomic<Pool*> pool = [] {
 }  // namespace
 
 void share_out_among(size_t units, size_t step, size_t workers, const Shares& work) {
-    Loop loop{work, units, step, workers - 1};
+    Loop loop{work, units, step, workers, workers - 1};
     pool.load()->run(loop);
 }
 
