@@ -120,6 +120,18 @@ def test_a_transformer_with_adamw_is_judged_by_its_loss(ranks: Any) -> None:
     assert record["curve"][-1]["metric"] == pytest.approx(record["final"]) and 3 < record["final"] < 6
 
 
+def test_the_inner_rate_is_for_those_who_average_models(ranks: Any) -> None:
+    pytest.importorskip("sklearn")
+    texts = ["every / none", "local(2) / none"]
+    once, twice = (
+        told(ranks, task="digits", strategies=texts, train_steps=4, evaluations=1, inner_rate=rate)
+        for rate in (1.0, 2.0)
+    )
+    assert [r["inner_rate"] for r in twice] == [2.0, 2.0]
+    assert once[0]["final"] == twice[0]["final"] and once[0]["curve"][0]["apart"] == 0
+    assert twice[1]["curve"][0]["apart"] == 0 and once[1]["final"] != twice[1]["final"]
+
+
 def test_a_diary_counts_by_step_and_keeps_the_model_as_it_was() -> None:
     diary, model = Diary(marked_steps(4, 2), lambda: 0), torch.nn.Linear(2, 1)
     diary.begin()
@@ -154,6 +166,7 @@ def test_marks_are_evenly_spread_and_the_last_step_is_one() -> None:
         ({"task": "digits"}, "strategies is missing"),
         ({"task": "digits", "strategies": TEXTS, "step": 3}, "unknown key 'step'"),
         ({"task": "digits", "strategies": TEXTS, "evaluations": 0}, "evaluations = 0"),
+        ({"task": "digits", "strategies": TEXTS, "inner_rate": 0.0}, "inner_rate = 0"),
         ({"task": "digits", "strategies": [LOCAL, LOCAL]}, "named twice"),
         ({"task": "digits", "strategies": [LOCAL], "seeds": [1, 1]}, "seed 1 is named twice"),
     ],

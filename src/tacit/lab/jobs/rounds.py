@@ -8,6 +8,7 @@ train_steps = 2000
 seeds = [0, 1, 2]
 evaluations = 20                                                              # points of the curve
 step_ms = 12                                                                  # a step takes so long at least, slept if need be
+inner_rate = 2                                                                # times the task's learning rate, where models are averaged
 
 Beside it, compute alone is timed with all ranks at work: what a step takes longer than that is communication, and its share is told.
 
@@ -108,6 +109,8 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     handle = tacit.attach(model, optimizer, text, seed=seed)
     handle.listen = diary.hear  # in memory: a file's lines would be in the time
     summed = handle.strategy.when.speaks == "gradients" and not isinstance(handle.strategy.who, Gossip)
+    for group in optimizer.param_groups:
+        group["lr"] *= 1.0 if summed else order.inner_rate
     schedule = learning_rates(optimizer, order.train_steps)
     rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
     progress = Progress(order.job, f"{text}, seed {seed}", order.train_steps)
@@ -173,7 +176,7 @@ def _figures(order: Rounds, task: Task, own: Trained, network: Network, compute_
     ranks: list[dict[str, Any]] = [{}] * world
     dist.all_gather_object(ranks, own.diary.told())
     return {
-        "workload": order.task + (f", steps of {order.step_ms} ms" if order.step_ms else ""), "ranks": world, "steps": order.train_steps, "network": network.text,
+        "workload": order.task + (f", steps of {order.step_ms} ms" if order.step_ms else ""), "ranks": world, "steps": order.train_steps, "inner_rate": order.inner_rate, "network": network.text,
         "shaped": network.shaped, "rate_bps": network.rate_bps, "metric": about.metric,
         "higher_is_better": about.higher_is_better, "final": metric, "apart": own.apart, "seconds": seconds,
         "compute_s": compute_s, "sent_nbytes": sent / world,
