@@ -77,13 +77,16 @@ def works(log2: int) -> Work:
 
 def empty_calls() -> Work:
     """The same calls without an element: what Python and the binding cost."""
-    e, b = torch.empty(0), torch.empty(0, dtype=torch.uint8)
+    e, other, b = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.uint8)
     encode, decode = hush(_core, e, e, e, b, b)
+    encode_by_two, decode_by_two = hush(_core, e, e, e, b, b, threads=2)
     thc_encode, thc_decode = thc(e, e, e, b, b)
     return {
-        "copy": lambda: e.copy_(e),
+        "copy": lambda: e.copy_(other),
         "hush encode": encode,
         "hush decode": decode,
+        "hush encode, 2 threads": encode_by_two,
+        "hush decode, 2 threads": decode_by_two,
         "add": adder(b, b),
         "thc encode": thc_encode,
         "thc decode": thc_decode,
@@ -149,22 +152,18 @@ def _beside(call: Callable[[], object], empty: Callable[[], object], times: int)
     return min(t for t, _ in pairs), min(t for _, t in pairs)
 
 
-def turns(log2: int, few: bool) -> int:
-    """How often a call is timed in a round: the first pays for what the work before it left in the caches, and two threads want both
-    cores of a shared machine to themselves for once."""
-    return 3 if few and log2 > 22 else max(12, min(2000, (1 << 26) >> log2))
-
-
 def measure(sizes: list[int], rounds: int) -> list[dict[str, object]]:
     """Records of all that is timed. Sizes take turns, as the works on each: whatever else the machine does slows all alike."""
     timed, empty = {log2: works(log2) for log2 in sizes}, empty_calls()
+    # A dozen calls at least: the first pays for what the work before it left in the caches, and two threads want both cores of a shared
+    # machine to themselves for once.
     seconds: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for done in range(rounds):
         if sys.stderr.isatty():  # no bar that moves by itself: its thread would want a core
             print(f"round {done + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
         for log2, work in timed.items():
             for name, call in work.items():
-                times = 1 if "torch" in name else turns(log2, few="thc" in name)
+                times = 1 if "torch" in name else max(12, min(2000, (1 << 26) >> log2))
                 seconds[log2, name].append(_beside(call, empty.get(name, _nothing), times))
 
     def ns(log2: int, name: str) -> float:
@@ -197,6 +196,11 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     def of(what: str, among: list[dict[str, object]], key: str = "against_copy") -> list[float]:
         return [float(str(r[key])) for r in among if r["what"] == what]
 
+    def by_size(what: str) -> dict[int, float]:
+        return {
+            int(str(r["log2_elements"])): float(str(r["ns_per_element"])) for r in rows if r["what"] == what
+        }
+
     found: dict[str, object] = {"benchmark": "codec summary", "host": host_facts(), "simd": _core.simd()}
     for what in ("hush encode", "hush decode", "add", "thc encode", "thc decode"):
         if ratios := of(what, large):
@@ -204,11 +208,11 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     for what in ("hush encode", "hush decode"):
         cost = of(what, rows, "ns_per_element")
         found[f"{what} largest / smallest cost by size"] = round(max(cost) / min(cost), 2)
-        if two := of(f"{what}, 2 threads", rows, "ns_per_element"):
-            one = of(what, rows, "ns_per_element")[-len(two) :]
-            by_size = [round(a / b, 2) for a, b in zip(one, two, strict=True)]
-            found[f"{what}, speed-up of 2 threads"] = round(median(by_size), 2)
-            found[f"{what}, speed-up of 2 threads by size"] = by_size
+        one, two = by_size(what), by_size(f"{what}, 2 threads")
+        if two:
+            faster = {f"2^{log2}": round(one[log2] / ns, 2) for log2, ns in two.items()}
+            found[f"{what}, speed-up of 2 threads, median of sizes"] = round(median(faster.values()), 2)
+            found[f"{what}, speed-up of 2 threads by size"] = faster
         if torch_ns := of(f"{what} in torch", rows, "ns_per_element"):
             native = [
                 float(str(r["ns_per_element"]))
@@ -226,7 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--sizes", default="10,12,14,16,18,20,22,24,26", help="log2 of the elements, separated by commas"
     )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--table", action="store_true", help="a table for people instead of JSON")
     args = parser.parse_args()
     if args.rounds < 2:

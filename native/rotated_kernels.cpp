@@ -110,23 +110,20 @@ struct Fixed {
 
 constexpr size_t norms_at_once = 32;  // pieces: their sums take 2 KB
 
-// sum[s] += the squares of piece s in four rows.
+// sum[s] += the squares of piece s in four rows; added up among themselves first, lest each wait for the
+// last.
 template <class Count>
 ALWAYS_INLINE void add_squares(const float* x, size_t apart, Count n, Row* sum) {
-    Row own[hush_group];
-    for (size_t s = 0; s < n; ++s) own[s] = sum[s];
-    for (size_t run = 0; run < 4; ++run) {
-        for (size_t s = 0; s < n; ++s) {
-            const Row v = load(x + run * apart + s * hush_lanes);
-            own[s] += v * v;
-        }
-    }
-    for (size_t s = 0; s < n; ++s) sum[s] = own[s];
+    const auto square = [&](size_t row, size_t s) {
+        const Row v = load(x + row * apart + s * hush_lanes);
+        return v * v;
+    };
+    for (size_t s = 0; s < n; ++s) sum[s] += (square(0, s) + square(1, s)) + (square(2, s) + square(3, s));
 }
 
 // Memory is quickest when it is read in a few runs at once that lie some pages apart, and when it is not
-// called for beforehand: a row each of four runs in turn. A sum takes 64 rows, so that there are few
-// roundings in a row.
+// called for beforehand: a group's part of a row of each of four runs in turn. A sum takes 64 rows, so that
+// there are few roundings in a row.
 template <class Count>
 ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n, float* norms) {
     constexpr size_t steps = 16, far = 1 << 14;  // rows, floats

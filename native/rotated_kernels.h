@@ -73,7 +73,7 @@ struct LaneKernels {
 
 struct RotatedKernels {
     const char* name;
-    // Pieces side by side: row k of piece s starts at x[k * stride + 8 s].
+    // Pieces side by side: row k of piece s starts at x[k * stride + 8 s]. `rows`: a power of two from 64 on.
     void (*hush_norms)(const float* x, std::size_t stride, std::size_t rows, std::size_t pieces,
                        float* norms);
     // Pieces into their tiles, hush_tile floats from one to the next and aligned to 64 bytes: with signs, and

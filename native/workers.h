@@ -13,9 +13,10 @@ using Shares = std::function<void(std::size_t worker, std::size_t begin, std::si
 void share_out_among(std::size_t units, std::size_t step, std::size_t workers,
                      const Shares& work);  // two or more
 
-// work(worker, begin, end) until all of [0, units) is done, at least `step` units at a time, by the calling
-// thread (worker 0) and up to workers - 1 others. Each takes the next share when it is done with its last, so
-// that nobody waits for a thread that is late or was never started. `work` must not throw.
+// work(worker, begin, end) until all of [0, units) is done, `step` units at a time or a multiple (the last
+// perhaps fewer), by the calling thread (worker 0) and up to workers - 1 others. Each takes the next share, a
+// quarter of its part of what is left, when it is done with its last, so that nobody waits for a thread that
+// was never started, nor long for one that is late. `work` must not throw.
 template <class Work>
 void share_out(std::size_t units, std::size_t step, std::size_t workers, const Work& work) {
     const std::size_t shares = (units + step - 1) / step, needed = std::min(workers, shares);

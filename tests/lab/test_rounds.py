@@ -120,16 +120,15 @@ def test_a_transformer_with_adamw_is_judged_by_its_loss(ranks: Any) -> None:
     assert record["curve"][-1]["metric"] == pytest.approx(record["final"]) and 3 < record["final"] < 6
 
 
-def test_the_inner_rate_is_for_those_who_average_models(ranks: Any) -> None:
+def test_another_learning_rate_is_for_those_who_average_models(ranks: Any) -> None:
     pytest.importorskip("sklearn")
     texts = ["every / none", "local(2) / none"]
-    once, twice = (
-        told(ranks, task="digits", strategies=texts, train_steps=4, evaluations=1, inner_rate=rate)
-        for rate in (1.0, 2.0)
+    summed, averaged = told(
+        ranks, task="digits", strategies=texts, train_steps=40, evaluations=1, learning_rate_times=1e-9
     )
-    assert [r["inner_rate"] for r in twice] == [2.0, 2.0]
-    assert once[0]["final"] == twice[0]["final"] and once[0]["curve"][0]["apart"] == 0
-    assert twice[1]["curve"][0]["apart"] == 0 and once[1]["final"] != twice[1]["final"]
+    assert (summed["learning_rate_times"], averaged["learning_rate_times"]) == (1.0, 1e-9)
+    assert "learning rate x 1e-09 where models are averaged" in averaged["workload"]
+    assert summed["final"] > 0.5 and averaged["final"] < 0.3  # nothing was learned
 
 
 def test_a_diary_counts_by_step_and_keeps_the_model_as_it_was() -> None:
@@ -166,7 +165,8 @@ def test_marks_are_evenly_spread_and_the_last_step_is_one() -> None:
         ({"task": "digits"}, "strategies is missing"),
         ({"task": "digits", "strategies": TEXTS, "step": 3}, "unknown key 'step'"),
         ({"task": "digits", "strategies": TEXTS, "evaluations": 0}, "evaluations = 0"),
-        ({"task": "digits", "strategies": TEXTS, "inner_rate": 0.0}, "inner_rate = 0"),
+        ({"task": "digits", "strategies": TEXTS, "learning_rate_times": 0.0}, "learning_rate_times = 0"),
+        ({"task": "digits", "strategies": TEXTS, "learning_rate_times": float("nan")}, "above 0, and finite"),
         ({"task": "digits", "strategies": [LOCAL, LOCAL]}, "named twice"),
         ({"task": "digits", "strategies": [LOCAL], "seeds": [1, 1]}, "seed 1 is named twice"),
     ],

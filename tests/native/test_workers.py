@@ -26,6 +26,22 @@ def test_callers_that_share_the_threads_get_their_own_sums() -> None:
     assert found == [_summed(seed, 1) for seed in range(64)]
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_shares_of_many_units_leave_out_none_and_take_none_twice(threads: int) -> None:
+    random, numel = np.random.default_rng(threads), 2**22 + 6
+    index = random.integers(0, 256, numel // 2, dtype=np.uint8)
+    x, norms = random.standard_normal(2**21, dtype=np.float32), np.ones(2, np.float32)
+    table = np.arange(16, dtype=np.uint8)
+
+    def both(threads: int) -> tuple[bytes, bytes]:
+        lanes, packed = np.zeros(numel, np.uint16), np.zeros(x.size // 2, np.uint8)
+        _core.add_table(index, numel, table, lanes, threads)
+        _core.thc_encode(x, norms, 20, 10, 1, 2, 3.0, table, 4, packed, threads)  # 64 blocks a share and more
+        return lanes.tobytes(), packed.tobytes()
+
+    assert both(threads) == both(1)
+
+
 def _in_child(line: Connection) -> None:
     line.send((_summed(7, 3), len(list(Path("/proc/self/task").iterdir()))))
 

@@ -158,7 +158,7 @@ class Rounds:
 
     Its curve has a point at so many `evaluations`, evenly spread over the steps. With `step_ms` a step takes so long at least, before the
     optimizer's part: what is missing is slept, as if every rank had a processor of its own (and the records say so). Where ranks average
-    models and not gradients, the task's learning rate is taken times `inner_rate`.
+    models and not gradients, the task's learning rate is multiplied by `learning_rate_times`.
     """
 
     job: str = ""
@@ -168,7 +168,7 @@ class Rounds:
     seeds: tuple[int, ...] = (0,)
     evaluations: int = 20
     step_ms: int = 0
-    inner_rate: float = 1.0
+    learning_rate_times: float = 1.0
     timed = True
 
     @classmethod
@@ -180,8 +180,10 @@ class Rounds:
             raise ConfigError(f"{where}: step_ms = {order.step_ms}; a step takes 0 ms or more")
         if not order.strategies or order.train_steps < 1 or not order.seeds:
             raise ConfigError(f"{where}: name one strategy and one seed or more, and 1 or more train_steps")
-        if not (isfinite(order.inner_rate) and order.inner_rate > 0):
-            raise ConfigError(f"{where}: inner_rate = {order.inner_rate}; above 0, and finite")
+        if not (isfinite(order.learning_rate_times) and order.learning_rate_times > 0):
+            raise ConfigError(
+                f"{where}: learning_rate_times = {order.learning_rate_times}; above 0, and finite"
+            )
         if order.evaluations < 1:
             raise ConfigError(f"{where}: evaluations = {order.evaluations}; the curve has 1 point or more")
         for names, what in ((order.strategies, "strategy"), (order.seeds, "seed")):

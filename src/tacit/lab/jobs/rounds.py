@@ -8,7 +8,7 @@ train_steps = 2000
 seeds = [0, 1, 2]
 evaluations = 20                                                              # points of the curve
 step_ms = 12                                                                  # a step takes so long at least, slept if need be
-inner_rate = 2                                                                # times the task's learning rate, where models are averaged
+learning_rate_times = 2                                                       # of the task's, where models are averaged and not gradients
 
 Beside it, compute alone is timed with all ranks at work: what a step takes longer than that is communication, and its share is told.
 
@@ -46,6 +46,7 @@ OVER_SEEDS = ("final", "difference", "bytes_share", "time_ratio", "communicating
 class Trained:
     """One rank's figures of one training; metrics are 0 where another rank judges."""
 
+    learning_rate_times: float
     seconds: float
     sent_nbytes: float
     interface_nbytes: int
@@ -109,8 +110,9 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     handle = tacit.attach(model, optimizer, text, seed=seed)
     handle.listen = diary.hear  # in memory: a file's lines would be in the time
     summed = handle.strategy.when.speaks == "gradients" and not isinstance(handle.strategy.who, Gossip)
+    times = 1.0 if summed else order.learning_rate_times
     for group in optimizer.param_groups:
-        group["lr"] *= 1.0 if summed else order.inner_rate
+        group["lr"] *= times
     schedule = learning_rates(optimizer, order.train_steps)
     rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
     progress = Progress(order.job, f"{text}, seed {seed}", order.train_steps)
@@ -134,7 +136,9 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     metric = _evaluate(task, model) if dist.get_rank() == 0 else 0.0
     dist.barrier()
     handle.close()
-    return Trained(seconds, sent, trained - diary.before_nbytes, merged - compared, apart, metric, diary)
+    return Trained(
+        times, seconds, sent, trained - diary.before_nbytes, merged - compared, apart, metric, diary
+    )
 
 
 @torch.no_grad()
@@ -176,7 +180,7 @@ def _figures(order: Rounds, task: Task, own: Trained, network: Network, compute_
     ranks: list[dict[str, Any]] = [{}] * world
     dist.all_gather_object(ranks, own.diary.told())
     return {
-        "workload": order.task + (f", steps of {order.step_ms} ms" if order.step_ms else ""), "ranks": world, "steps": order.train_steps, "inner_rate": order.inner_rate, "network": network.text,
+        "workload": _workload(order), "ranks": world, "steps": order.train_steps, "learning_rate_times": own.learning_rate_times, "network": network.text,
         "shaped": network.shaped, "rate_bps": network.rate_bps, "metric": about.metric,
         "higher_is_better": about.higher_is_better, "final": metric, "apart": own.apart, "seconds": seconds,
         "compute_s": compute_s, "sent_nbytes": sent / world,
@@ -186,6 +190,14 @@ def _figures(order: Rounds, task: Task, own: Trained, network: Network, compute_
         **together(ranks),
         "curve": _curve(own.diary.marks, metrics, apart, ranks, counted=network.interface is not None),
     }  # fmt: skip
+
+
+def _workload(order: Rounds) -> str:
+    slept = f", steps of {order.step_ms} ms" if order.step_ms else ""
+    times = order.learning_rate_times
+    return (
+        order.task + slept + (f", learning rate x {times:g} where models are averaged" if times != 1 else "")
+    )
 
 
 def _curve(
