@@ -155,14 +155,14 @@ def _beside(call: Callable[[], object], empty: Callable[[], object], times: int)
 def measure(sizes: list[int], rounds: int) -> list[dict[str, object]]:
     """Records of all that is timed. Sizes take turns, as the works on each: whatever else the machine does slows all alike."""
     timed, empty = {log2: works(log2) for log2 in sizes}, empty_calls()
-    # A dozen calls at least: the first pays for what the work before it left in the caches, and two threads want both cores of a shared
-    # machine to themselves for once.
     seconds: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for done in range(rounds):
         if sys.stderr.isatty():  # no bar that moves by itself: its thread would want a core
             print(f"round {done + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
         for log2, work in timed.items():
             for name, call in work.items():
+                # A dozen at least: the first pays for what the work before it left in the caches, and two threads want both cores of a
+                # shared machine to themselves for once.
                 times = 1 if "torch" in name else max(12, min(2000, (1 << 26) >> log2))
                 seconds[log2, name].append(_beside(call, empty.get(name, _nothing), times))
 
