@@ -191,35 +191,23 @@ def measure(sizes: list[int], rounds: int) -> list[dict[str, object]]:
 
 def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     """The figures that the project promises."""
-    large = [r for r in rows if int(str(r["log2_elements"])) >= 22]
 
-    def of(what: str, among: list[dict[str, object]], key: str = "against_copy") -> list[float]:
-        return [float(str(r[key])) for r in among if r["what"] == what]
-
-    def by_size(what: str) -> dict[int, float]:
-        return {
-            int(str(r["log2_elements"])): float(str(r["ns_per_element"])) for r in rows if r["what"] == what
-        }
+    def by_size(what: str, key: str = "ns_per_element") -> dict[int, float]:
+        return {int(str(r["log2_elements"])): float(str(r[key])) for r in rows if r["what"] == what}
 
     found: dict[str, object] = {"benchmark": "codec summary", "host": host_facts(), "simd": _core.simd()}
     for what in ("hush encode", "hush decode", "add", "thc encode", "thc decode"):
-        if ratios := of(what, large):
+        if ratios := [ratio for log2, ratio in by_size(what, "against_copy").items() if log2 >= 22]:
             found[f"{what} against copy"] = median(ratios)
     for what in ("hush encode", "hush decode"):
-        cost = of(what, rows, "ns_per_element")
-        found[f"{what} largest / smallest cost by size"] = round(max(cost) / min(cost), 2)
-        one, two = by_size(what), by_size(f"{what}, 2 threads")
-        if two:
-            faster = {f"2^{log2}": round(one[log2] / ns, 2) for log2, ns in two.items()}
+        cost = by_size(what)
+        found[f"{what} largest / smallest cost by size"] = round(max(cost.values()) / min(cost.values()), 2)
+        if by_two := by_size(f"{what}, 2 threads"):
+            faster = {f"2^{log2}": round(cost[log2] / ns, 2) for log2, ns in by_two.items()}
             found[f"{what}, speed-up of 2 threads, median of sizes"] = round(median(faster.values()), 2)
             found[f"{what}, speed-up of 2 threads by size"] = faster
-        if torch_ns := of(f"{what} in torch", rows, "ns_per_element"):
-            native = [
-                float(str(r["ns_per_element"]))
-                for r in rows
-                if r["what"] == what and r["log2_elements"] == 20
-            ]
-            found[f"{what}, torch / native"] = round(torch_ns[0] / native[0], 1)
+        for log2, ns in by_size(f"{what} in torch").items():
+            found[f"{what}, torch / native"] = round(ns / cost[log2], 1)
     return found
 
 
