@@ -84,6 +84,11 @@ class Memory:
             if name in parts:
                 parts[name] += values.reshape(-1)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._loaded.clear()
+        self._flats.clear()
+
     def load(self, state: Mapping[str, Mapping[str, Tensor]], numels: Mapping[str, int]) -> None:
         """Replaces everything kept; buckets pick their parts up when they next speak."""
         for slot, parts in state.items():

@@ -44,7 +44,10 @@ class Strategy:
 
     def check(self, world: int | None = None) -> None:
         """Raises PairingError if this cannot work, among `world` ranks once that is known."""
-        self.who.check(self.what, world)
+        for codec in (self.what, self.first):
+            self.who.check(codec, world)
+            if codec.traits.lanes is not None and world is not None:
+                codec.traits.lanes.check(world)
         pairs = isinstance(self.who, Gossip)
         if pairs and not hasattr(self.when, "why"):
             raise PairingError(
@@ -54,8 +57,10 @@ class Strategy:
             raise PairingError(
                 f"with {self.when} every rank talks when it likes: write '{self.when} / {self.what} / gossip'"
             )
-        if self.what.traits.lanes is not None and world is not None:
-            self.what.traits.lanes.check(world)
+        if pairs and getattr(self.when, "after", 0) > 0:
+            raise PairingError(
+                f"{self.when} begins with gradients of all ranks, and gossip has none; leave after= out"
+            )
 
     @classmethod
     def parse(cls, text: "str | Strategy") -> Self:
@@ -77,6 +82,12 @@ class Strategy:
             else default_who(when, what)
         )
         return cls(when, what, who)
+
+    @property
+    def first(self) -> Codec:
+        """What gradients are said with before models part, where a rule has an `after`."""
+        text: str = getattr(self.when, "first", "")
+        return parse_codec(text) if text else self.what
 
     @property
     def scheme(self) -> Scheme:

@@ -1,5 +1,7 @@
 """Models that part and merge, on real ranks: what a rule of rounds/ makes of a training loop."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +19,8 @@ RULES = (
     "streaming(4, parts=2, delay=1)",
     "elastic(4)",
     "stale(4, delay=2)",
+    "diloco(4, after=5)",
+    "streaming(4, parts=2, delay=1, after=3, first=hush)",
 )
 STEPS = 11
 
@@ -57,11 +61,84 @@ def test_local_sgd_on_real_ranks_is_local_sgd(ranks):
     torch.testing.assert_close(found[0][0], _reference(3, 4, STEPS), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rule", "said"), list(zip(RULES, ["hush / sharded", "none"] * 4, strict=False)))
+@pytest.mark.parametrize(("rule", "said"), list(zip(RULES, ["hush / sharded", "none"] * 5, strict=True)))
 def test_every_rule_merges_to_the_same_bits_on_two_ranks_with_any_codec(ranks, rule, said):
     found = ranks.run(2, _trained, f"{rule} / {said}")
     assert torch.equal(found[0][0], found[1][0]) and found[0][0].isfinite().all()
     assert found[0][2] == 0.0
+
+
+def _with_adam(rank, world, text, steps=STEPS):
+    model = deep(seed=rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    handle = tacit.attach(model, optimizer, text, bucket="20kB")
+    alike, sent = [], []
+    for step in range(steps):
+        train(model, optimizer, rank, range(step, step + 1))
+        alike.append(flat(model))
+        sent.append(handle.stats.sent_nbytes)
+    return alike, sent, handle.step
+
+
+def _gradients_first(world, every, after, steps):
+    """Written out: the mean gradient for `after` steps of AdamW, then each model its own way and the mean of them every `every` steps."""
+    models = [deep(seed=0) for _ in range(world)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in models]
+    for step in range(steps):
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            loss_of(model, rank, step).backward()
+        if step < after:
+            for parts in zip(*(m.parameters() for m in models), strict=True):
+                mean = torch.stack([p.grad for p in parts]).mean(0)
+                for part in parts:
+                    part.grad.copy_(mean)
+        for optimizer in optimizers:
+            optimizer.step()
+        if step >= after and (step + 1 - after) % every == 0:
+            mean = torch.stack([flat(m) for m in models]).mean(0)
+            for model in models:
+                torch.nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    return [flat(m) for m in models]
+
+
+@pytest.mark.parametrize("text", ["local(4, after=5) / none", "post_local(4, after=5) / none"])
+def test_gradients_come_first_and_then_the_models_part(ranks, text):
+    found = ranks.run(2, _with_adam, text)
+    for (models, _, step), wanted in zip(found, _gradients_first(2, 4, 5, STEPS), strict=True):
+        torch.testing.assert_close(models[-1], wanted, rtol=1e-3, atol=1e-5)
+        assert step == STEPS
+    alike = [torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True)]
+    assert alike == [True] * 5 + [False] * 3 + [True] + [False] * 2
+
+
+def test_the_first_gradients_have_a_codec_of_their_own(ranks):
+    numel = flat(deep()).numel()
+    _, sent, _ = ranks.run(2, _with_adam, "sparseloco(4, after=5, first=none) / ef(topk, decay=0.95)")[0]
+    steps = [later - before for before, later in zip([0, *sent], sent, strict=False)]
+    assert all(4 * numel <= nbytes < 4.2 * numel for nbytes in steps[:5])
+    assert steps[5:8] == [0, 0, 0] and 0 < steps[8] < 0.05 * 4 * numel
+
+
+def _accumulated(rank, world):
+    model, optimizer, handle = _start(rank, "local(2, after=2) / none")
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        with handle.no_sync():
+            loss_of(model, rank, 2 * step).backward()
+        sent = handle.stats.sent_nbytes
+        loss_of(model, rank, 2 * step + 1).backward()
+        seen.append((handle.stats.sent_nbytes > sent, model[0][0].weight.grad.clone()))
+        optimizer.step()
+    return seen, handle.step
+
+
+def test_gradients_accumulate_before_they_are_said(ranks):
+    found = ranks.run(2, _accumulated)
+    for step, (one, other) in enumerate(zip(found[0][0], found[1][0], strict=True)):
+        assert one[0] == (step < 2) and torch.equal(one[1], other[1]) == (step < 2)
+    assert found[0][1] == 3
 
 
 def _losses(rank, world, text):
@@ -102,6 +179,30 @@ def test_a_resumed_run_has_the_same_bits(ranks, rule):
     broken_at = 4 if "delay" in rule else 7  # between saying and merging, where there is time in between
     whole, resumed = (ranks.run(2, _resumed, f"{rule} / ef(int4)", at) for at in (0, broken_at))
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.parametrize("broken_at", [3, 5, 7])  # among gradients, where models part, and after it
+def test_a_run_that_began_with_gradients_resumes_to_the_same_bits(ranks, broken_at):
+    whole, resumed = (ranks.run(2, _resumed, "diloco(4, after=5) / ef(int4)", at) for at in (0, broken_at))
+    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+def _rewound(rank, world):
+    """The model after STEPS steps; then again from a checkpoint of the third, by the same handle."""
+    model, optimizer, handle = _start(rank, "local(4, after=5) / ef(int4)")
+    train(model, optimizer, rank, range(3))
+    kept = handle.full_state_dict(), copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, rank, range(3, STEPS))
+    first = flat(model)
+    handle.load_state_dict(kept[0])
+    optimizer.load_state_dict(kept[1])
+    train(model, optimizer, rank, range(3, STEPS))
+    return first, flat(model)
+
+
+def test_a_handle_goes_back_to_gradients_with_the_checkpoint(ranks):
+    for first, again in ranks.run(2, _rewound):
+        assert torch.equal(first, again)
 
 
 def _other_world(rank, world, state):
@@ -185,12 +286,17 @@ def _refusals(rank, world):
             tacit.attach(candidate, given, "local(4) / none")
         except ConfigError as error:
             said.append(str(error))
+    try:
+        tacit.attach(wrapped, optimizer, "local(4, after=5) / none", group=dist.group.WORLD)
+    except ConfigError as error:
+        said.append(str(error))
     return said
 
 
 def test_what_cannot_work_is_refused_with_the_way_out(ranks):
-    without, ddp = ranks.run(2, _refusals)[0]
+    without, ddp, early = ranks.run(2, _refusals)[0]
     assert "give attach() the optimizer" in without and "attach the plain module" in ddp
+    assert "leave after= out" in early
 
 
 def _recorded(rank, world, path):

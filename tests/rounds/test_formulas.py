@@ -114,9 +114,10 @@ def test_adacomm_merges_more_often_as_the_loss_falls():
     assert rule.period(10, math.nan) == 16
 
 
-def test_post_local_merges_every_step_at_first():
-    rule = PostLocal(8, after=100)
-    assert [rule.period(step, None) for step in (0, 99, 100, 500)] == [1, 1, 8, 8]
+def test_post_local_is_local_after_a_thousand_steps_of_gradients():
+    assert (PostLocal(8).after, Local(8).after) == (1000, 0)
+    for late, local in zip(walk(PostLocal(8, after=100)), walk(Local(8)), strict=True):
+        assert torch.equal(late[4][0], local[4][0])
 
 
 def test_a_streaming_period_says_every_part_once_and_spreads_them():
@@ -136,6 +137,9 @@ def test_a_streaming_period_says_every_part_once_and_spreads_them():
         "streaming(64, rate=0.7, momentum=0.9, parts=4, delay=2, mix=0.5) / hush / sharded",
         "elastic(8, pull=0.9) / none / allreduce",
         "stale(4, delay=3) / none / allreduce",
+        "diloco(16, rate=1, momentum=0.5, after=600) / hush / sharded",
+        "local(16, after=5, first=hush) / ef(int4(block=256)) / sharded",
+        "local(16, after=5, first='int8(block=512)') / none / sharded",
     ],
 )
 def test_the_text_of_a_rule_parses_back_to_itself(text):
@@ -156,6 +160,12 @@ def test_a_rule_alone_needs_only_what_is_said():
         ("streaming(4, delay=4) / none", "delay=4: a part is merged before it is said again"),
         ("stale(4, delay=4) / none", "below every=4"),
         ("elastic(4, pull=0) / none", "never hear of one another"),
+        ("local(4, after=-1) / none", "after=-1: a whole number of at least 0"),
+        ("diloco(4, first=hush) / none", "give after=, the steps until models part"),
+        ("diloco(4, after=2, first=3) / none", "first=3: the codec of the first gradients"),
+        ("slowmo(4, after=2, first=hash) / none", "unknown codec 'hash'; did you mean 'hush'"),
+        ("local(4, after=2, first=topk) / none / ring", "topk.*cannot be"),
+        ("local(4, after=2) / none / gossip", "begins with gradients of all ranks"),
         ("lokal(4) / none / sharded", "unknown round 'lokal'; did you mean 'local'"),
     ],
 )

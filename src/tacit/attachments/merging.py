@@ -1,7 +1,7 @@
 """Models instead of gradients: every rank trains alone, and a rule of rounds/ merges the models after some of its steps.
 
 The optimizer's own steps are counted; nothing else in the loop changes. What was said may be merged some steps later
-(`delay`), while training goes on. In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP
+(`delay`), while training goes on. A rule with an `after` begins as `every` does, with gradients in every step, and parts the models then. In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP
 keeps a host's ranks equal, and each of them merges with its own kind.
 """
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike
+from tacit.attachments.plain import PlainAttachment
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.errors import ConfigError
 from tacit.exchange import Exchange, Job
@@ -40,6 +41,10 @@ def attach_merging(
 ) -> None:
     if optimizer is None:
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
+    if rule.after and isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; leave after= out, and attach when the first steps are done"
+        )
     if dist.get_world_size(group) == 1:
         return
     wire = open_wire(handle.strategy, group, timeout)
@@ -72,23 +77,55 @@ class MergingAttachment:
     ):
         self.wire, self._handle, self._rule, self._model = wire, handle, rule, model
         self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
-        who, what = handle.strategy.scheme, handle.strategy.what
-        self._exchange = Exchange(wire, who, what, handle.stats, device=buckets[0].device, seed=handle.seed)
         self._since = 0
         self._first_loss: float | None = None
         self._period = rule.period(0, None)
         self._said: dict[int, Said] = {}
-        self._set_anchors()
+        self._opening: PlainAttachment | None = None  # until models part
+        self._exchange = self._open()
+        if self._opening is None:
+            self._set_anchors()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     @property
     def numels(self) -> dict[str, int]:
         return {n: k for b in self._buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
 
+    # ---- gradients at first
+
+    def _open(self) -> Exchange:
+        """What gradients are said through before step `after`, and differences of models from then on."""
+        handle, wire, device = self._handle, self.wire, self._buckets[0].device
+        if handle.step < self._rule.after:
+            self._opening = PlainAttachment(
+                handle, wire, handle.strategy.first, self._parameters, self._buckets
+            )
+            return self._opening.exchange
+        who, what = handle.strategy.scheme, handle.strategy.what
+        return Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
+
+    def _release(self) -> None:
+        if self._opening is None:
+            self._exchange.close()
+        else:
+            self._opening.release()
+            self._opening = None
+
+    def _part(self) -> None:
+        """From here on the models go their own ways; what the codec kept of gradients is nothing to differences."""
+        self._release()
+        self._exchange = self._open()
+        self._handle.memory.clear()
+        self._set_anchors()
+
     # ---- after every step of the optimizer
 
     @torch.no_grad()
     def _stepped(self) -> None:
+        if self._opening is not None:
+            if self._handle.step >= self._rule.after:
+                self._part()
+            return
         step = self._handle.step + 1
         self._since += 1
         self._merge([index for index, said in self._said.items() if said.merge_at <= step], step)
@@ -139,6 +176,8 @@ class MergingAttachment:
     # ---- what a handle offers
 
     def no_sync(self) -> AbstractContextManager[None]:
+        if self._opening is not None:
+            return self._opening.no_sync()
         return nullcontext()  # steps are counted, not backward passes
 
     @torch.no_grad()
@@ -151,7 +190,8 @@ class MergingAttachment:
         for buffer in self._model.buffers():
             if buffer.is_floating_point() and buffer.numel():
                 buffer.copy_(self.wire.all_reduce(buffer.float()).div_(self.wire.world))
-        self._set_anchors()
+        if self._opening is None:
+            self._set_anchors()
 
     @torch.no_grad()
     def consensus(self) -> float:
@@ -178,12 +218,15 @@ class MergingAttachment:
         """Goes on from what `save` returned, the memory being loaded already."""
         self._since, self._period, self._first_loss = state["since"], state["period"], state["first_loss"]
         self._said = {int(index): Said(None, merge_at) for index, merge_at in state["said"].items()}
+        if (self._opening is not None) != (self._handle.step < self._rule.after):
+            self._release()
+            self._exchange = self._open()
         for bucket in self._buckets:
             self._write(bucket, self._slots(bucket).vector(_MODEL))
 
     def close(self) -> None:
         self._hook.remove()
-        self._exchange.close()
+        self._release()
         leave_group(self.wire)
 
     # ---- the model as flat vectors

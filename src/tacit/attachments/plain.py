@@ -16,7 +16,7 @@ from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike, switched_off
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.exchange import Exchange
-from tacit.requests import Max
+from tacit.requests import Codec, Max
 from tacit.transports import Wire
 
 
@@ -35,25 +35,24 @@ def attach_plain(
     buckets = plan(parameters, groups, bucket_nbytes)
     agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
     start_alike(wire, model)
-    handle.fasten(PlainAttachment(handle, wire, parameters, buckets))
+    handle.fasten(PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets))
 
 
 class PlainAttachment:
     """Hooks on every parameter; a pass begins with the first gradient and ends when backward returns."""
 
     def __init__(
-        self, handle: Handle, wire: Wire, parameters: Mapping[str, nn.Parameter], buckets: list[Bucket]
+        self,
+        handle: Handle,
+        wire: Wire,
+        codec: Codec,
+        parameters: Mapping[str, nn.Parameter],
+        buckets: list[Bucket],
     ):
-        self.wire, self._handle, self._parameters = wire, handle, parameters
-        self._exchange = Exchange(
-            wire,
-            handle.strategy.scheme,
-            handle.strategy.what,
-            handle.stats,
-            device=buckets[0].device,
-            seed=handle.seed,
-        )
-        self._backward = Backward(handle, self._exchange, buckets)
+        self.wire, self._handle, self._codec, self._parameters = wire, handle, codec, parameters
+        who, device = handle.strategy.scheme, buckets[0].device
+        self.exchange = Exchange(wire, who, codec, handle.stats, device=device, seed=handle.seed)
+        self._backward = Backward(handle, self.exchange, buckets)
         self._sync = True
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._arrive(name))
@@ -83,11 +82,11 @@ class PlainAttachment:
         means = dict(arrived)
         self._backward.finish()
         device = next(iter(self._parameters.values())).device
-        anywhere = self._exchange.ask(Max(used.to(device))).tolist()
+        anywhere = self.exchange.ask(Max(used.to(device))).tolist()
         for (name, parameter), somewhere in zip(self._parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
-            elif self._handle.strategy.what.traits.remembers:
+            elif self._codec.traits.remembers:
                 self._handle.memory.give_back(name, means[name])
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -96,10 +95,14 @@ class PlainAttachment:
     def _set_sync(self, on: bool) -> None:
         self._sync = on
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Leaves the gradients alone from now on, and the wire to whom it is lent by."""
         for hook in self._hooks:
             hook.remove()
-        self._exchange.close()
+        self.exchange.close()
+
+    def close(self) -> None:
+        self.release()
         leave_group(self.wire)
 
 

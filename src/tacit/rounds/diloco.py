@@ -9,12 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
 
 
 @dataclass(frozen=True, slots=True)
 class DiLoCo(Periodic):
-    """`diloco(64, rate=0.7, momentum=0.9)`: the paper's outer optimizer. 30 to 500 steps are usual."""
+    """`diloco(64, rate=0.7, momentum=0.9, after=24000)`: the paper's outer optimizer; 30 to 500 steps are usual, after a quarter of the training."""
 
     every: int = 64
     rate: float = 0.7
@@ -22,12 +22,12 @@ class DiLoCo(Periodic):
     name: ClassVar[str] = "diloco"
 
     def __post_init__(self) -> None:
-        whole("every", self.every, 1)
+        super(DiLoCo, self).__post_init__()
         share("rate", self.rate, below=10)
         share("momentum", self.momentum)
 
     def __str__(self) -> str:
-        return f"{self.name}({self.every}, rate={self.rate:g}, momentum={self.momentum:g})"
+        return self.text(f"rate={self.rate:g}", f"momentum={self.momentum:g}")
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         velocity = slots.vector("velocity").mul_(self.momentum).sub_(mean)

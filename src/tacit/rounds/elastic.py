@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.errors import ConfigError
 from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Elastic(Periodic):
     name: ClassVar[str] = "elastic"
 
     def __post_init__(self) -> None:
-        whole("every", self.every, 1)
+        super(Elastic, self).__post_init__()
         share("pull", self.pull)
         if not self.pull:
             raise ConfigError("pull=0: the ranks would never hear of one another; the paper's is 0.9")
 
     def __str__(self) -> str:
-        return f"elastic({self.every}, pull={self.pull:g})"
+        return self.text(f"pull={self.pull:g}")
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         slots.vector(ANCHOR).add_(mean, alpha=self.pull)

@@ -6,10 +6,13 @@ Ranks hold one anchor, the same bits on all of them, and each its own model w. W
     heard  m = mean of what the ranks said
     merge  anchor <- anchor + m,  w <- anchor    what a rule makes of it is its own
 
+With `after=n` the ranks add gradients, in every step, until n of them are done, and part only then: a young model learns most from what all
+ranks saw, and Adam's second moments should be those of the mean gradient, not of one rank's.
+
 A rule holds options only. What it keeps lies in slots: float32 vectors by parameter, in every checkpoint.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -33,6 +36,8 @@ class Merging(Protocol):
     """WHEN ranks merge their models, and what becomes of the mean."""
 
     speaks: ClassVar[str]  # "models"
+    after: int  # steps at the beginning whose gradients are added, before models part
+    first: str  # the codec of those gradients; "": the strategy's own
     delay: int  # steps between saying and merging, in which training goes on
     wants_loss: ClassVar[bool]
 
@@ -58,6 +63,8 @@ class Periodic:
     """Merges every `every` steps; by default the mean becomes the model: what most rules are built on."""
 
     every: int = 16
+    after: int = field(default=0, kw_only=True)
+    first: str = field(default="", kw_only=True)
 
     speaks: ClassVar[str] = "models"
     wants_loss: ClassVar[bool] = False
@@ -65,9 +72,24 @@ class Periodic:
 
     def __post_init__(self) -> None:
         whole("every", self.every, 1)
+        whole("after", self.after, 0)
+        if not isinstance(self.first, str):
+            raise ConfigError(
+                f"first={self.first!r}: the codec of the first gradients, for example first=hush"
+            )
+        if self.first and not self.after:
+            raise ConfigError(
+                f"first={self.first}: no gradients are said; give after=, the steps until models part"
+            )
 
     def __str__(self) -> str:
-        return f"{self.name}({self.every})"
+        return self.text()
+
+    def text(self, *options: str) -> str:
+        """The rule as a strategy names it, with options of its own before those that all rules have."""
+        first = self.first if self.first.isidentifier() else repr(self.first)
+        common = [f"after={self.after}"] * bool(self.after) + [f"first={first}"] * bool(self.first)
+        return f"{self.name}({', '.join([str(self.every), *options, *common])})"
 
     @property
     def delay(self) -> int:

@@ -1,27 +1,17 @@
-"""Post-local SGD (Lin et al. 2020): merges after every step at first, when the model moves most; every H steps later.
+"""Post-local SGD (Lin et al. 2020): gradients in every step at first, when the model moves most; the mean of the models every H steps later.
 
-H(t) = 1 if t < after else every
+t < after:   w_i <- step with mean_j g_j         from then on `local`
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tacit.rounds.merging import Periodic, whole
+from tacit.rounds.merging import Periodic
 
 
 @dataclass(frozen=True, slots=True)
 class PostLocal(Periodic):
-    """`post_local(16, after=1000)`."""
+    """`post_local(16, after=1000)`: every rule has an `after`; this one is named for it."""
 
-    after: int = 1000
+    after: int = field(default=1000, kw_only=True)
     name: ClassVar[str] = "post_local"
-
-    def __post_init__(self) -> None:
-        whole("every", self.every, 1)
-        whole("after", self.after, 0)
-
-    def __str__(self) -> str:
-        return f"post_local({self.every}, after={self.after})"
-
-    def period(self, step: int, loss: float | None) -> int:
-        return 1 if step < self.after else self.every

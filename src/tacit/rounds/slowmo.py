@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class SlowMo(Periodic):
     name: ClassVar[str] = "slowmo"
 
     def __post_init__(self) -> None:
-        whole("every", self.every, 1)
+        super(SlowMo, self).__post_init__()
         share("momentum", self.momentum)
         share("rate", self.rate, below=10)
 
     def __str__(self) -> str:
-        return f"slowmo({self.every}, momentum={self.momentum:g}, rate={self.rate:g})"
+        return self.text(f"momentum={self.momentum:g}", f"rate={self.rate:g}")
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         slow = slots.vector("slow").mul_(self.momentum)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share, whole
+from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class SparseLoCo(Periodic):
     says: ClassVar[str] = "ef(topk, decay=0.95)"
 
     def __post_init__(self) -> None:
-        whole("every", self.every, 1)
+        super(SparseLoCo, self).__post_init__()
         share("rate", self.rate, below=10)
 
     def __str__(self) -> str:
-        return f"{self.name}({self.every}, rate={self.rate})"
+        return self.text(f"rate={self.rate}")
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         return slots.vector(ANCHOR).add_(mean, alpha=self.rate)

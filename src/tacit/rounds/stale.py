@@ -24,6 +24,7 @@ class Stale(Periodic):
     name: ClassVar[str] = "stale"
 
     def __post_init__(self) -> None:
+        super(Stale, self).__post_init__()
         whole("every", self.every, 2)
         whole("delay", self.delay, 1)
         if self.delay >= self.every:
@@ -32,7 +33,7 @@ class Stale(Periodic):
             )
 
     def __str__(self) -> str:
-        return f"stale({self.every}, delay={self.delay})"
+        return self.text(f"delay={self.delay}")
 
     def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
         slots.vector(ANCHOR).add_(mean)

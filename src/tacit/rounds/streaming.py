@@ -40,8 +40,8 @@ class Streaming(DiLoCo):
             )
 
     def __str__(self) -> str:
-        options = f"rate={self.rate:g}, momentum={self.momentum:g}, parts={self.parts}, delay={self.delay}, mix={self.mix:g}"
-        return f"streaming({self.every}, {options})"
+        outer = f"rate={self.rate:g}", f"momentum={self.momentum:g}"
+        return self.text(*outer, f"parts={self.parts}", f"delay={self.delay}", f"mix={self.mix:g}")
 
     def due(self, since: int, period: int, bucket: int) -> bool:
         return since == period - (bucket % self.parts) * period // self.parts

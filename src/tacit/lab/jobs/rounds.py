@@ -37,6 +37,7 @@ from tacit.gossip.partners import Gossip
 from tacit.lab.jobs.common import Network, Progress, arguments, joined, over_ranks, say
 from tacit.lab.jobs.diary import Diary, Mark, marked_steps, together
 from tacit.lab.jobs.orders import Rounds
+from tacit.strategy import Strategy
 
 ALONE_STEPS = 40
 OVER_SEEDS = ("final", "difference", "bytes_share", "time_ratio", "communicating", "seconds")
@@ -109,10 +110,10 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     diary = Diary(marked_steps(order.train_steps, order.evaluations), network.transmitted)
     handle = tacit.attach(model, optimizer, text, seed=seed)
     handle.listen = diary.hear  # in memory: a file's lines would be in the time
-    summed = handle.strategy.when.speaks == "gradients" and not isinstance(handle.strategy.who, Gossip)
-    times = 1.0 if summed else order.learning_rate_times
-    for group in optimizer.param_groups:
-        group["lr"] *= times
+    summed = _summed_steps(handle.strategy, order.train_steps)
+    times = 1.0 if summed >= order.train_steps else order.learning_rate_times
+    if not summed:
+        _multiply(optimizer, times)
     schedule = learning_rates(optimizer, order.train_steps)
     rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
     progress = Progress(order.job, f"{text}, seed {seed}", order.train_steps)
@@ -121,7 +122,9 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     for step in range(1, order.train_steps + 1):
         _step(task, model, optimizer, rng, handle.told, order.step_ms / 1e3)
         schedule.step()
-        diary.stepped(step, model, handle.stats.sent_nbytes, summed=summed)
+        if step == summed:
+            _multiply(optimizer, times)
+        diary.stepped(step, model, handle.stats.sent_nbytes, summed=step <= summed)
         progress.advance()
     seconds = time.monotonic() - diary.began_s
     dist.barrier()
@@ -139,6 +142,19 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
     return Trained(
         times, seconds, sent, trained - diary.before_nbytes, merged - compared, apart, metric, diary
     )
+
+
+def _summed_steps(strategy: Strategy, steps: int) -> int:
+    """How many steps at the beginning add up gradients; models are averaged from then on."""
+    if isinstance(strategy.who, Gossip):
+        return 0
+    return steps if strategy.when.speaks == "gradients" else getattr(strategy.when, "after", 0)
+
+
+def _multiply(optimizer: torch.optim.Optimizer, times: float) -> None:
+    """What is left of a schedule follows, since it goes on from the rate that it finds."""
+    for group in optimizer.param_groups:
+        group["lr"] *= times
 
 
 @torch.no_grad()
