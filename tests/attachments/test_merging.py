@@ -187,6 +187,23 @@ def test_a_run_that_began_with_gradients_resumes_to_the_same_bits(ranks, broken_
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
 
 
+def _between(rank, world):
+    """Saved after the last gradients, before the optimizer's step: the models have not parted yet."""
+    model, optimizer, handle = _start(rank, "local(4, after=5) / none")
+    train(model, optimizer, rank, range(4))
+    optimizer.zero_grad()
+    loss_of(model, rank, 4).backward()
+    handle.load_state_dict(handle.full_state_dict())
+    optimizer.step()
+    train(model, optimizer, rank, range(5, STEPS))
+    return flat(model)
+
+
+def test_a_checkpoint_between_gradients_and_step_parts_models_later(ranks):
+    whole = ranks.run(2, _resumed, "local(4, after=5) / none", 0)
+    assert all(torch.equal(a, b) for a, b in zip(ranks.run(2, _between), whole, strict=True))
+
+
 def _rewound(rank, world):
     """The model after STEPS steps; then again from a checkpoint of the third, by the same handle."""
     model, optimizer, handle = _start(rank, "local(4, after=5) / ef(int4)")

@@ -82,7 +82,7 @@ class MergingAttachment:
         self._period = rule.period(0, None)
         self._said: dict[int, Said] = {}
         self._opening: PlainAttachment | None = None  # until models part
-        self._exchange = self._open()
+        self._exchange = self._open(gradients=rule.after > 0)
         if self._opening is None:
             self._set_anchors()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
@@ -93,10 +93,10 @@ class MergingAttachment:
 
     # ---- gradients at first
 
-    def _open(self) -> Exchange:
-        """What gradients are said through before step `after`, and differences of models from then on."""
+    def _open(self, *, gradients: bool) -> Exchange:
+        """What gradients are said through at first, and differences of models from then on."""
         handle, wire, device = self._handle, self.wire, self._buckets[0].device
-        if handle.step < self._rule.after:
+        if gradients:
             self._opening = PlainAttachment(
                 handle, wire, handle.strategy.first, self._parameters, self._buckets
             )
@@ -114,7 +114,7 @@ class MergingAttachment:
     def _part(self) -> None:
         """From here on the models go their own ways; what the codec kept of gradients is nothing to differences."""
         self._release()
-        self._exchange = self._open()
+        self._exchange = self._open(gradients=False)
         self._handle.memory.clear()
         self._set_anchors()
 
@@ -211,16 +211,25 @@ class MergingAttachment:
         for bucket in self._buckets:
             self._slots(bucket).vector(_MODEL).copy_(self._flat(bucket))
         said = {str(index): said.merge_at for index, said in self._said.items()}
-        return {"since": self._since, "period": self._period, "first_loss": self._first_loss, "said": said}
+        return {
+            "gradients": self._opening is not None,
+            "since": self._since,
+            "period": self._period,
+            "first_loss": self._first_loss,
+            "said": said,
+        }
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `save` returned, the memory being loaded already."""
         self._since, self._period, self._first_loss = state["since"], state["period"], state["first_loss"]
         self._said = {int(index): Said(None, merge_at) for index, merge_at in state["said"].items()}
-        if (self._opening is not None) != (self._handle.step < self._rule.after):
+        gradients = bool(
+            state.get("gradients", False)
+        )  # not told by the step: a scaler may have left the last one out
+        if (self._opening is not None) != gradients:
             self._release()
-            self._exchange = self._open()
+            self._exchange = self._open(gradients=gradients)
         for bucket in self._buckets:
             self._write(bucket, self._slots(bucket).vector(_MODEL))
 
