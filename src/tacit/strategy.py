@@ -44,10 +44,12 @@ class Strategy:
 
     def check(self, world: int | None = None) -> None:
         """Raises PairingError if this cannot work, among `world` ranks once that is known."""
-        for codec in (self.what, self.first):
-            self.who.check(codec, world)
-            if codec.traits.lanes is not None and world is not None:
-                codec.traits.lanes.check(world)
+        self._check_codec(self.what, world)
+        if (first := self.first) is not self.what:
+            try:
+                self._check_codec(first, world)
+            except PairingError as cause:
+                raise PairingError(f"{self.when} says its first gradients with {first}: {cause}") from cause
         pairs = isinstance(self.who, Gossip)
         if pairs and not hasattr(self.when, "why"):
             raise PairingError(
@@ -61,6 +63,11 @@ class Strategy:
             raise PairingError(
                 f"{self.when} begins with gradients of all ranks, and gossip has none; leave after= out"
             )
+
+    def _check_codec(self, codec: Codec, world: int | None) -> None:
+        self.who.check(codec, world)
+        if codec.traits.lanes is not None and world is not None:
+            codec.traits.lanes.check(world)
 
     @classmethod
     def parse(cls, text: "str | Strategy") -> Self:
@@ -86,8 +93,7 @@ class Strategy:
     @property
     def first(self) -> Codec:
         """What gradients are said with before models part, where a rule has an `after`."""
-        text: str = getattr(self.when, "first", "")
-        return parse_codec(text) if text else self.what
+        return first_codec(self.when, self.what)
 
     @property
     def scheme(self) -> Scheme:
@@ -97,8 +103,11 @@ class Strategy:
 
 
 def default_who(when: Round, codec: Codec) -> Scheme | Gossip:
-    """Gossip for ranks that talk when they like; a scheme for all others."""
-    return Gossip() if isinstance(when, Adaptive) else default_scheme(codec)
+    """Gossip for ranks that talk when they like; a scheme for all others, which has to suit their first gradients too."""
+    if isinstance(when, Adaptive):
+        return Gossip()
+    schemes = [default_scheme(said) for said in (codec, first_codec(when, codec))]
+    return next((scheme for scheme in schemes if isinstance(scheme, Sharded)), schemes[0])
 
 
 def default_scheme(codec: Codec) -> Scheme:
@@ -106,6 +115,12 @@ def default_scheme(codec: Codec) -> Scheme:
     and under error feedback (a ring's roundings are remembered by nobody)."""
     traits = codec.traits
     return AllReduce() if traits.summable and traits.lanes is None and not traits.remembers else Sharded()
+
+
+def first_codec(when: Round, what: Codec) -> Codec:
+    """What a rule says its first gradients with, before models part."""
+    text: str = getattr(when, "first", "")
+    return parse_codec(text) if text else what
 
 
 def parse_codec(text: str) -> Codec:
@@ -139,6 +154,8 @@ def _value(node: ast.expr, text: str, known: Mapping[str, Maker], kind: str) -> 
 def _option(node: ast.expr, text: str, kind: str) -> Any:
     if isinstance(node, ast.Name):
         return node.id  # a bare word, as in rounding=nearest
+    if isinstance(node, ast.Call):
+        return ast.unparse(node)  # of first=int8(block=512); read when its own kind is known
     try:
         return ast.literal_eval(node)
     except ValueError as cause:

@@ -121,6 +121,7 @@ def test_the_first_gradients_have_a_codec_of_their_own(ranks):
 
 
 def _accumulated(rank, world):
+    """Two backward passes a step, the second of which is said."""
     model, optimizer, handle = _start(rank, "local(2, after=2) / none")
     seen = []
     for step in range(3):
@@ -194,6 +195,8 @@ def _between(rank, world):
     optimizer.zero_grad()
     loss_of(model, rank, 4).backward()
     handle.load_state_dict(handle.full_state_dict())
+    assert handle.consensus() == 0.0
+    handle.merge()  # of models that are alike: nothing changes
     optimizer.step()
     train(model, optimizer, rank, range(5, STEPS))
     return flat(model)
@@ -205,8 +208,8 @@ def test_a_checkpoint_between_gradients_and_step_parts_models_later(ranks):
 
 
 def _rewound(rank, world):
-    """The model after STEPS steps; then again from a checkpoint of the third, by the same handle."""
-    model, optimizer, handle = _start(rank, "local(4, after=5) / ef(int4)")
+    """The model after STEPS steps; then again from a checkpoint of the third, by the same handle, which has still something on its way."""
+    model, optimizer, handle = _start(rank, "streaming(4, parts=2, delay=3, after=5) / ef(int4)")
     train(model, optimizer, rank, range(3))
     kept = handle.full_state_dict(), copy.deepcopy(optimizer.state_dict())
     train(model, optimizer, rank, range(3, STEPS))
@@ -222,22 +225,23 @@ def test_a_handle_goes_back_to_gradients_with_the_checkpoint(ranks):
         assert torch.equal(first, again)
 
 
-def _other_world(rank, world, state):
-    model, _, handle = _start(rank, "local(4) / none")
+def _other_world(rank, world, state, text):
+    model, _, handle = _start(rank, text)
     handle.load_state_dict(state)
     return flat(model)
 
 
-def _state(rank, world):
-    model, optimizer, handle = _start(rank, "local(4) / none")
+def _state(rank, world, text):
+    model, optimizer, handle = _start(rank, text)
     train(model, optimizer, rank, range(6))
     return handle.full_state_dict(), flat(model)
 
 
-def test_another_world_starts_from_the_mean_of_the_models(ranks):
-    states = ranks.run(3, _state)
+@pytest.mark.parametrize("text", ["local(4) / none", "local(4, after=9) / none"])
+def test_another_world_starts_from_the_mean_of_the_models(ranks, text):
+    states = ranks.run(3, _state, text)
     mean = torch.stack([model for _, model in states]).mean(0)
-    for model in ranks.run(2, _other_world, states[0][0]):
+    for model in ranks.run(2, _other_world, states[0][0], text):
         torch.testing.assert_close(model, mean)
 
 
@@ -313,7 +317,7 @@ def _refusals(rank, world):
 def test_what_cannot_work_is_refused_with_the_way_out(ranks):
     without, ddp, early = ranks.run(2, _refusals)[0]
     assert "give attach() the optimizer" in without and "attach the plain module" in ddp
-    assert "leave after= out" in early
+    assert "a rule without after, such as local(4)" in early
 
 
 def _recorded(rank, world, path):

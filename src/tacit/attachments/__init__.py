@@ -85,6 +85,11 @@ def attach(
                 f"DDP the ranks of one host as process_group and attach() the same place of all hosts as group"
             )
         rule = cast("Merging", parsed.when)
+        if kind == "ddp" and rule.after:
+            raise ConfigError(
+                f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; train those steps first, and attach "
+                f"a rule without after, such as local({rule.period(0, None)})"
+            )
         attach_merging(handle, rule, core, optimizer, parameters, groups, bucket_nbytes, group, timeout)
     elif kind == "ddp":
         from tacit.attachments.ddp import attach_ddp

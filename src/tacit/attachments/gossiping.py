@@ -318,6 +318,9 @@ class GossipAttachment:
             apart = self._host.agree(apart, own) if self._host is not None else apart
         return apart
 
+    def settle(self) -> None:
+        """Meetings change the island, never the memory."""
+
     def save(self) -> dict[str, Any]:
         """The model, with what peers have added, goes into the memory. References are not kept: after a restart the first meeting says it all."""
         self._peers.settle()

@@ -43,6 +43,7 @@ class Parting(Attachment, Protocol):
 
     def merge(self) -> None: ...
     def consensus(self) -> float: ...
+    def settle(self) -> None: ...
     def save(self) -> dict[str, Any]: ...
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -141,6 +142,8 @@ class Handle:
         mean of the old memories, which keeps what is still owed to the model.
         """
         chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
+        if isinstance(self._attachment, Parting):
+            self._attachment.settle()  # what is still being heard must not land in the memory that is loaded
         self.memory.load(chosen["memory"], self.numels)
         self.step, self.seed = int(chosen["step"]), int(chosen["seed"])
         if isinstance(self._attachment, Parting):

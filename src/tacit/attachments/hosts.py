@@ -90,6 +90,9 @@ class Follower:
     def consensus(self) -> float:
         return self._host.agree(0.0, self._island.snapshot)
 
+    def settle(self) -> None:
+        """The host's first rank does all the talking."""
+
     def save(self) -> dict[str, Any]:
         return {}
 

@@ -1,8 +1,9 @@
 """Models instead of gradients: every rank trains alone, and a rule of rounds/ merges the models after some of its steps.
 
 The optimizer's own steps are counted; nothing else in the loop changes. What was said may be merged some steps later
-(`delay`), while training goes on. A rule with an `after` begins as `every` does, with gradients in every step, and parts the models then. In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP
-keeps a host's ranks equal, and each of them merges with its own kind.
+(`delay`), while training goes on. A rule with an `after` begins as `every` does, with gradients, and parts the models then.
+In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP keeps a host's ranks equal, and
+each of them merges with its own kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,6 @@ def attach_merging(
 ) -> None:
     if optimizer is None:
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
-    if rule.after and isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ConfigError(
-            f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; leave after= out, and attach when the first steps are done"
-        )
     if dist.get_world_size(group) == 1:
         return
     wire = open_wire(handle.strategy, group, timeout)
@@ -82,7 +79,7 @@ class MergingAttachment:
         self._period = rule.period(0, None)
         self._said: dict[int, Said] = {}
         self._opening: PlainAttachment | None = None  # until models part
-        self._exchange = self._open(gradients=rule.after > 0)
+        self._open(gradients=rule.after > 0)
         if self._opening is None:
             self._set_anchors()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
@@ -93,16 +90,16 @@ class MergingAttachment:
 
     # ---- gradients at first
 
-    def _open(self, *, gradients: bool) -> Exchange:
-        """What gradients are said through at first, and differences of models from then on."""
+    def _open(self, *, gradients: bool) -> None:
+        """Begins to say gradients, or differences of models."""
         handle, wire, device = self._handle, self.wire, self._buckets[0].device
-        if gradients:
-            self._opening = PlainAttachment(
-                handle, wire, handle.strategy.first, self._parameters, self._buckets
-            )
-            return self._opening.exchange
         who, what = handle.strategy.scheme, handle.strategy.what
-        return Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
+        if gradients:
+            first = handle.strategy.first
+            self._opening = PlainAttachment(handle, wire, first, self._parameters, self._buckets)
+            self._exchange = self._opening.exchange
+        else:
+            self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
 
     def _release(self) -> None:
         if self._opening is None:
@@ -114,7 +111,8 @@ class MergingAttachment:
     def _part(self) -> None:
         """From here on the models go their own ways; what the codec kept of gradients is nothing to differences."""
         self._release()
-        self._exchange = self._open(gradients=False)
+        self._open(gradients=False)
+        self._since = 0
         self._handle.memory.clear()
         self._set_anchors()
 
@@ -122,12 +120,12 @@ class MergingAttachment:
 
     @torch.no_grad()
     def _stepped(self) -> None:
+        self._since += 1
         if self._opening is not None:
-            if self._handle.step >= self._rule.after:
+            if self._since >= self._rule.after:
                 self._part()
             return
         step = self._handle.step + 1
-        self._since += 1
         self._merge([index for index, said in self._said.items() if said.merge_at <= step], step)
         due = [b for b in self._buckets if self._rule.due(self._since, self._period, b.index)]
         for bucket in due:
@@ -196,7 +194,7 @@ class MergingAttachment:
     @torch.no_grad()
     def consensus(self) -> float:
         """How far the models are apart: root mean square distance from their mean, over the mean's length."""
-        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+        self.settle()
         apart = torch.zeros(2, dtype=torch.float64, device=self._buckets[0].device)
         for bucket in self._buckets:
             own = self._flat(bucket).float()
@@ -205,9 +203,13 @@ class MergingAttachment:
         far, length = (self.wire.all_reduce(apart) / self.wire.world).tolist()
         return float((far / length) ** 0.5) if length else 0.0
 
+    def settle(self) -> None:
+        """Waits for what is on its way; it is merged when its time comes."""
+        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+
     def save(self) -> dict[str, Any]:
         """What a checkpoint holds beside the memory; the model goes into the memory, since each rank has its own."""
-        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+        self.settle()
         for bucket in self._buckets:
             self._slots(bucket).vector(_MODEL).copy_(self._flat(bucket))
         said = {str(index): said.merge_at for index, said in self._said.items()}
@@ -224,12 +226,10 @@ class MergingAttachment:
         """Goes on from what `save` returned, the memory being loaded already."""
         self._since, self._period, self._first_loss = state["since"], state["period"], state["first_loss"]
         self._said = {int(index): Said(None, merge_at) for index, merge_at in state["said"].items()}
-        gradients = bool(
-            state.get("gradients", False)
-        )  # not told by the step: a scaler may have left the last one out
+        gradients = state.get("gradients", False)
         if (self._opening is not None) != gradients:
             self._release()
-            self._exchange = self._open(gradients=gradients)
+            self._open(gradients=gradients)
         for bucket in self._buckets:
             self._write(bucket, self._slots(bucket).vector(_MODEL))
 

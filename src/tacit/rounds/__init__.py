@@ -17,7 +17,7 @@ from tacit.rounds.streaming import Streaming
 
 
 class Round(Protocol):
-    """The first part of a Strategy: options only. `speaks` of "gradients", in every step, or of "models"."""
+    """The first part of a Strategy: options only. `speaks` of "gradients", in every step, or of "models" (some `after` a time of gradients)."""
 
     speaks: ClassVar[str]
 

@@ -6,7 +6,7 @@ Ranks hold one anchor, the same bits on all of them, and each its own model w. W
     heard  m = mean of what the ranks said
     merge  anchor <- anchor + m,  w <- anchor    what a rule makes of it is its own
 
-With `after=n` the ranks add gradients, in every step, until n of them are done, and part only then: a young model learns most from what all
+With `after=n` the ranks add gradients, in every step of the first n, and part only then: a young model learns most from what all
 ranks saw, and Adam's second moments should be those of the mean gradient, not of one rank's.
 
 A rule holds options only. What it keeps lies in slots: float32 vectors by parameter, in every checkpoint.
@@ -87,8 +87,7 @@ class Periodic:
 
     def text(self, *options: str) -> str:
         """The rule as a strategy names it, with options of its own before those that all rules have."""
-        first = self.first if self.first.isidentifier() else repr(self.first)
-        common = [f"after={self.after}"] * bool(self.after) + [f"first={first}"] * bool(self.first)
+        common = [f"after={self.after}"] * bool(self.after) + [f"first={self.first}"] * bool(self.first)
         return f"{self.name}({', '.join([str(self.every), *options, *common])})"
 
     @property

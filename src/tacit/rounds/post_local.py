@@ -6,7 +6,7 @@ t < after:   w_i <- step with mean_j g_j         from then on `local`
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tacit.rounds.merging import Periodic
+from tacit.rounds.merging import Periodic, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +15,7 @@ class PostLocal(Periodic):
 
     after: int = field(default=1000, kw_only=True)
     name: ClassVar[str] = "post_local"
+
+    def __post_init__(self) -> None:
+        super(PostLocal, self).__post_init__()
+        whole("after", self.after, 1)

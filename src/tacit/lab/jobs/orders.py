@@ -158,7 +158,7 @@ class Rounds:
 
     Its curve has a point at so many `evaluations`, evenly spread over the steps. With `step_ms` a step takes so long at least, before the
     optimizer's part: what is missing is slept, as if every rank had a processor of its own (and the records say so). Where ranks average
-    models and not gradients, the task's learning rate is multiplied by `learning_rate_times`.
+    models and not gradients, the task's learning rate is multiplied by `learning_rate_times`, from the step on where they part.
     """
 
     job: str = ""

@@ -8,7 +8,7 @@ train_steps = 2000
 seeds = [0, 1, 2]
 evaluations = 20                                                              # points of the curve
 step_ms = 12                                                                  # a step takes so long at least, slept if need be
-learning_rate_times = 2                                                       # of the task's, where models are averaged and not gradients
+learning_rate_times = 2                                                       # of the task's, once models are averaged and not gradients
 
 Beside it, compute alone is timed with all ranks at work: what a step takes longer than that is communication, and its share is told.
 
