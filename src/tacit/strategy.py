@@ -154,8 +154,8 @@ def _value(node: ast.expr, text: str, known: Mapping[str, Maker], kind: str) -> 
 def _option(node: ast.expr, text: str, kind: str) -> Any:
     if isinstance(node, ast.Name):
         return node.id  # a bare word, as in rounding=nearest
-    if isinstance(node, ast.Call):
-        return ast.unparse(node)  # of first=int8(block=512); read when its own kind is known
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODECS:
+        return ast.unparse(node)  # a codec in an option, as in first=int8(block=512): Strategy.first reads it
     try:
         return ast.literal_eval(node)
     except ValueError as cause:
