@@ -92,13 +92,12 @@ class MergingAttachment:
 
     def _open(self, *, gradients: bool) -> None:
         """Begins to say gradients, or differences of models."""
-        handle, wire, device = self._handle, self.wire, self._buckets[0].device
-        who, what = handle.strategy.scheme, handle.strategy.what
+        handle, wire, strategy = self._handle, self.wire, self._handle.strategy
         if gradients:
-            first = handle.strategy.first
-            self._opening = PlainAttachment(handle, wire, first, self._parameters, self._buckets)
+            self._opening = PlainAttachment(handle, wire, strategy.first, self._parameters, self._buckets)
             self._exchange = self._opening.exchange
         else:
+            who, what, device = strategy.scheme, strategy.what, self._buckets[0].device
             self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
 
     def _release(self) -> None:

@@ -96,7 +96,7 @@ class PlainAttachment:
         self._sync = on
 
     def release(self) -> None:
-        """Leaves the gradients alone from now on, and the wire to whom it is lent by."""
+        """Leaves the gradients alone from now on; the wire stays open."""
         for hook in self._hooks:
             hook.remove()
         self.exchange.close()
