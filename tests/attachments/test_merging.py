@@ -1,6 +1,7 @@
 """Models that part and merge, on real ranks: what a rule of rounds/ makes of a training loop."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ RULES = (
     "streaming(4, parts=2, delay=1, after=3, first=hush)",
 )
 STEPS = 11
+_sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+_adam = functools.partial(torch.optim.AdamW, lr=0.01)
 
 
 def _start(rank, text, bucket="20kB"):
     model = deep(seed=rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = _sgd(model.parameters())
     return model, optimizer, tacit.attach(model, optimizer, text, bucket=bucket)
 
 
@@ -39,51 +42,10 @@ def _trained(rank, world, text, steps=STEPS):
     return flat(model), apart, handle.consensus(), handle.stats.as_dict()["steps"]
 
 
-def _reference(world, every, steps):
-    """Local SGD written out: `world` models, the mean of them every `every` steps."""
+def _reference(world, every, steps, make, after=0):
+    """Written out: the mean gradient for `after` steps, then each model its own way and the mean of them every `every` steps."""
     models = [deep(seed=0) for _ in range(world)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
-    for step in range(steps):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            train(model, optimizer, rank, range(step, step + 1))
-        if (step + 1) % every == 0:
-            mean = torch.stack([flat(m) for m in models]).mean(0)
-            for model in models:
-                torch.nn.utils.vector_to_parameters(mean.clone(), model.parameters())
-    return torch.stack([flat(m) for m in models]).mean(0)
-
-
-def test_local_sgd_on_real_ranks_is_local_sgd(ranks):
-    found = ranks.run(3, _trained, "local(4) / none")
-    for merged, apart, after, steps in found:
-        assert torch.equal(merged, found[0][0]) and steps == STEPS
-        assert apart > 1e-3 and after == 0.0
-    torch.testing.assert_close(found[0][0], _reference(3, 4, STEPS), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("rule", "said"), list(zip(RULES, ["hush / sharded", "none"] * 5, strict=True)))
-def test_every_rule_merges_to_the_same_bits_on_two_ranks_with_any_codec(ranks, rule, said):
-    found = ranks.run(2, _trained, f"{rule} / {said}")
-    assert torch.equal(found[0][0], found[1][0]) and found[0][0].isfinite().all()
-    assert found[0][2] == 0.0
-
-
-def _with_adam(rank, world, text, steps=STEPS):
-    model = deep(seed=rank)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    handle = tacit.attach(model, optimizer, text, bucket="20kB")
-    alike, sent = [], []
-    for step in range(steps):
-        train(model, optimizer, rank, range(step, step + 1))
-        alike.append(flat(model))
-        sent.append(handle.stats.sent_nbytes)
-    return alike, sent, handle.step
-
-
-def _gradients_first(world, every, after, steps):
-    """Written out: the mean gradient for `after` steps of AdamW, then each model its own way and the mean of them every `every` steps."""
-    models = [deep(seed=0) for _ in range(world)]
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in models]
+    optimizers = [make(m.parameters()) for m in models]
     for step in range(steps):
         for rank, model in enumerate(models):
             model.zero_grad()
@@ -102,10 +64,38 @@ def _gradients_first(world, every, after, steps):
     return [flat(m) for m in models]
 
 
+def test_local_sgd_on_real_ranks_is_local_sgd(ranks):
+    found = ranks.run(3, _trained, "local(4) / none")
+    for merged, apart, after, steps in found:
+        assert torch.equal(merged, found[0][0]) and steps == STEPS
+        assert apart > 1e-3 and after == 0.0
+    mean = torch.stack(_reference(3, 4, STEPS, _sgd)).mean(0)
+    torch.testing.assert_close(found[0][0], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rule", "said"), list(zip(RULES, ["hush / sharded", "none"] * 5, strict=True)))
+def test_every_rule_merges_to_the_same_bits_on_two_ranks_with_any_codec(ranks, rule, said):
+    found = ranks.run(2, _trained, f"{rule} / {said}")
+    assert torch.equal(found[0][0], found[1][0]) and found[0][0].isfinite().all()
+    assert found[0][2] == 0.0
+
+
+def _with_adam(rank, world, text, steps=STEPS):
+    model = deep(seed=rank)
+    optimizer = _adam(model.parameters())
+    handle = tacit.attach(model, optimizer, text, bucket="20kB")
+    alike, sent = [], []
+    for step in range(steps):
+        train(model, optimizer, rank, range(step, step + 1))
+        alike.append(flat(model))
+        sent.append(handle.stats.sent_nbytes)
+    return alike, sent, handle.step
+
+
 @pytest.mark.parametrize("text", ["local(4, after=5) / none", "post_local(4, after=5) / none"])
 def test_gradients_come_first_and_then_the_models_part(ranks, text):
     found = ranks.run(2, _with_adam, text)
-    for (models, _, step), wanted in zip(found, _gradients_first(2, 4, 5, STEPS), strict=True):
+    for (models, _, step), wanted in zip(found, _reference(2, 4, STEPS, _adam, after=5), strict=True):
         torch.testing.assert_close(models[-1], wanted, rtol=1e-3, atol=1e-5)
         assert step == STEPS
     alike = [torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True)]
