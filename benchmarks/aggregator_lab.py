@@ -33,7 +33,7 @@ from tacit.topology import star
 WORLD = 4
 NODE = Path(__file__).with_name("aggregator_node.py")
 BELOW_NBYTES = 14 + 20 + 8 + 22  # Ethernet, IPv4, UDP, ours
-SLOTS = 32  # of 9 kB, two versions each: little more than the second cache holds
+SLOTS = 16  # of 9 kB, two versions each: the second cache holds them
 SERVER_SLOTS = 16  # the server's link has one queue for the packets of all ranks: more would overflow it
 LEAD_S = 0.03  # between the order to start and the start
 LOSSES = {0.001: 0.95, 0.01: 0.75, 0.05: 0.35}  # share of packets lost each way: goodput that must remain

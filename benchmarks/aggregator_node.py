@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from aggregator_cpu import program_ns, user_plane_ns
+from aggregator_cpu import kernel_plane_ns, user_plane_ns
 from numpy.typing import NDArray
 from pyroute2 import IPRoute
 from pyroute2.netlink.nfnetlink.nftsocket import NFT_MSG_NEWCHAIN, nft_chain_msg
@@ -72,7 +72,7 @@ class Planes:
         """CPU time that each plane has used, as benchmarks/aggregator_cpu.py counts it."""
         used = {"user": user_plane_ns()}
         if isinstance(kernel := self.planes.get("kernel"), KernelPlane):
-            used["kernel"] = program_ns(kernel._loaded.program_fd("tacit_tc"))
+            used["kernel"] = kernel_plane_ns(kernel)
         return used
 
     def lose(self, share: float) -> dict[str, Any]:

@@ -295,6 +295,7 @@ void describe_the_wire(nb::module_& m) {
     m.attr("WIRE_MAGIC") = int(TACIT_MAGIC | TACIT_LAYOUT);
     m.attr("WIRE_VERSION") = int(TACIT_VERSION);
     m.attr("WIRE_SATURATED") = int(TACIT_SATURATED);
+    m.attr("WIRE_MORE") = int(TACIT_MORE);
     m.attr("WIRE_LOWER_NBYTES") = int(TACIT_LOWER_NBYTES);
     m.attr("WIRE_MOST_JOBS") = int(TACIT_MOST_JOBS);
     m.attr("WIRE_MOST_RANKS") = int(TACIT_MOST_RANKS);

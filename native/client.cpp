@@ -29,7 +29,8 @@ constexpr uint64_t least_timeout_ns = 2 * ms;  // below it, the scheduler of a b
 constexpr uint64_t longest_pause_ns = 250 * ms;
 constexpr size_t least_budget =
     8;  // packets sent again at a time-out, until one of them has got something moving
-constexpr uint64_t reordered = 3;  // results that may overtake a chunk's before it counts as lost
+constexpr uint64_t reordered =
+    5;  // results that may overtake a chunk's before it counts as lost: some wait for a packet (MORE)
 
 constexpr uint64_t most_doubts = 32, first_whole = 4096;  // packets, see learn_about_cuts()
 
@@ -462,6 +463,7 @@ void Client::send_data(std::span<const size_t> slots, size_t most) {
     for (size_t i = 0; i < slots.size(); ++i) {
         Slot& slot = slots_[slots[i]];
         to.headers[i] = header(TACIT_KIND_DATA, std::uint32_t(first_ + slot.index));
+        if (slot.index + TACIT_MORE_CHUNKS < chunks_) to.headers[i].lanes |= TACIT_MORE;
         const auto bytes = payload(slot.index);
         to.pieces[2 * i] = {&to.headers[i], sizeof to.headers[i]};
         to.pieces[2 * i + 1] = {const_cast<uint8_t*>(bytes.data()), bytes.size()};

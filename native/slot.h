@@ -141,9 +141,10 @@ TACIT_INLINE enum tacit_count tacit_check_member(const struct tacit_header* h, c
 
 // A probe has no place; its chunk is whatever the sender likes to see again.
 TACIT_INLINE enum tacit_count tacit_check_kind(const struct tacit_header* h, const struct tacit_job* job) {
-    // A plane may say that a lane met its limit below it.
-    const __u32 flags = job->below && h->kind == TACIT_KIND_DATA ? TACIT_SATURATED : 0;
-    if ((h->lanes & ~flags) != job->lanes) return TACIT_COUNT_LANES;
+    // A plane may say that a lane met its limit below it; every rank, that it has more to send.
+    const __u32 flags = TACIT_MORE | (job->below ? TACIT_SATURATED : 0);
+    const __u32 lanes = h->kind == TACIT_KIND_DATA ? h->lanes & ~flags : h->lanes;
+    if (lanes != job->lanes) return TACIT_COUNT_LANES;
     if (h->nbytes != (h->kind == TACIT_KIND_DATA ? job->data_nbytes : 0)) return TACIT_COUNT_LENGTH;
     if (h->kind == TACIT_KIND_PROBE) return TACIT_FINE;
     if ((__u32)(h->place & ~TACIT_VERSION) - job->first_slot >= job->slots) return TACIT_COUNT_SLOT;

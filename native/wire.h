@@ -22,16 +22,16 @@
 #endif
 
 // X(type, name, its letter in Python's struct)
-#define TACIT_FIELDS(X)                                                                \
-    X(__u8, magic, "B")   /* TACIT_MAGIC | TACIT_LAYOUT */                             \
-    X(__u8, kind, "B")    /* enum tacit_kind */                                        \
-    X(__u32, chunk, "I")  /* counts on from step to step and wraps: tacit_after() */   \
-    X(__u64, cookie, "Q") /* the job's key, which nobody can guess */                  \
-    X(__u8, job, "B")     /* */                                                        \
-    X(__u8, world, "B")   /* ranks in the job; in a result, ranks in the sum */        \
-    X(__u8, rank, "B")    /* who sends; in a result, whose packet called it up */      \
-    X(__u8, lanes, "B")   /* enum tacit_lanes; in a result, maybe | TACIT_SATURATED */ \
-    X(__u16, place, "H")  /* slot, | TACIT_VERSION if the chunk's phase is odd */      \
+#define TACIT_FIELDS(X)                                                                 \
+    X(__u8, magic, "B")   /* TACIT_MAGIC | TACIT_LAYOUT */                              \
+    X(__u8, kind, "B")    /* enum tacit_kind */                                         \
+    X(__u32, chunk, "I")  /* counts on from step to step and wraps: tacit_after() */    \
+    X(__u64, cookie, "Q") /* the job's key, which nobody can guess */                   \
+    X(__u8, job, "B")     /* */                                                         \
+    X(__u8, world, "B")   /* ranks in the job; in a result, ranks in the sum */         \
+    X(__u8, rank, "B")    /* who sends; in a result, whose packet called it up */       \
+    X(__u8, lanes, "B")   /* enum tacit_lanes, maybe | TACIT_SATURATED or TACIT_MORE */ \
+    X(__u16, place, "H")  /* slot, | TACIT_VERSION if the chunk's phase is odd */       \
     X(__u16, nbytes, "H") /* of payload */
 
 struct tacit_header {
@@ -51,6 +51,8 @@ enum {
     TACIT_MOST_PAYLOAD = 8944,     // what an MTU of 9000 takes
     TACIT_VERSION = 1 << 15,       // in `place`
     TACIT_SATURATED = 0x80,        // in `lanes` of a result: at least one lane met its limit
+    TACIT_MORE = 0x40,             // in `lanes` of data: the vector has more than ...
+    TACIT_MORE_CHUNKS = 8,         // ... so many chunks after this one
     TACIT_TABLE_ENTRIES = 16,      // an index has 4 bits
     TACIT_ELEMENTS_MULTIPLE = 8,   // so that every payload is whole 32-bit words
     TACIT_IP_UDP_NBYTES = 20 + 8,  // what counts against the MTU beside the header

@@ -43,6 +43,7 @@ enum {
     JUDGED = 0x80,
     TO_ALL = 0x40,
     BLOCK = 64,  // of lanes
+    MOST_OWED = 2,
 };
 
 // ---- what is kept
@@ -62,8 +63,12 @@ struct member {
     struct tacit_address address;
     struct path path;
     __u64 packets, nbytes, last_ns;
-    __u64 unused[2];  // a cache line each
+    __u64 newest;  // chunk that came from it, | NEWEST_KNOWN, | NEWEST_MORE
+    __u64 owed;    // two chunks whose results wait for its next packets: 32 bits each, + 1; the longer one low
 };
+
+#define NEWEST_MORE ((__u64)1 << 32)
+#define NEWEST_KNOWN ((__u64)1 << 33)
 
 struct job {
     struct tacit_job terms;
@@ -81,6 +86,7 @@ struct cell {
 struct counters {
     __u64 counts[TACIT_COUNTS];
     __u64 answered_nbytes;
+    __u64 carried;    // results that left in a packet of their rank's own
     __u64 unsent;     // answers to members of whom nothing has come yet
     __u64 failures;   // what the kernel would not do
     __u64 segmented;  // several packets in one, as a sender's UDP_SEGMENT leaves them on virtual links
@@ -369,6 +375,43 @@ static __always_inline void copy_sums(const struct job* job, const void* sums, v
     }
 }
 
+// ---- results that wait for a packet
+//
+// A result goes to everybody, each in a packet of its own. A copy costs the kernel new memory and 9 kB of
+// copying, half of what sending it takes; and all packets of a chunk but the last one are added and dropped.
+// So a rank that is going to send more anyway is owed its result until its next packet, which carries it
+// home. Nothing depends on it: a result that is not carried, since packets were lost, is asked for as ever.
+
+// Whether MOST_OWED more packets will come, whatever we say. The member has all results but those it is owed,
+// of which the first is MOST_OWED or so behind `chunk`; `slots` from there it has to wait, not before.
+static __always_inline bool is_sending(__u64 newest, const struct tacit_job* terms, __u32 chunk) {
+    const __s32 ahead = (__u32)newest - chunk;
+    return newest & NEWEST_MORE && ahead >= 0 && ahead + 2 * MOST_OWED + 2 <= terms->slots;
+}
+
+static __always_inline bool owe(struct member* member, const struct tacit_job* terms, __u32 chunk) {
+    const __u64 owed = member->owed, entry = chunk + 1;  // 0, once in 2^32: it is not owed, but sent
+    if (!entry || owed >> 32 || !is_sending(member->newest, terms, chunk)) return false;
+    const __u64 more = owed ? owed | entry << 32 : entry;
+    return __sync_val_compare_and_swap(&member->owed, owed, more) == owed;
+}
+
+// Turns the header into that of the chunk that has been owed longest, if there is one.
+static __always_inline bool take_owed(struct member* member, const struct tacit_job* terms,
+                                      struct tacit_header* header) {
+    const __u64 owed = member->owed;
+    if (!owed || __sync_val_compare_and_swap(&member->owed, owed, owed >> 32) != owed) return false;
+    header->chunk = (__u32)owed - 1;
+    header->place = tacit_place_of(terms, header->chunk);
+    return true;
+}
+
+static __always_inline void learn_newest(struct member* member, const struct tacit_header* header) {
+    const __u64 newest = member->newest;
+    if (newest && !tacit_after(header->chunk, newest)) return;
+    member->newest = header->chunk | NEWEST_KNOWN | (header->lanes & TACIT_MORE ? NEWEST_MORE : 0);
+}
+
 // ---- the body
 
 // What a packet with a place does to its cell, and in packet->answer what is to be said to it.
@@ -407,7 +450,7 @@ static __always_inline enum tacit_count sum_up(struct job* job, struct packet* p
 
 static __always_inline enum tacit_count judge_member(struct job* job, struct packet* packet,
                                                      struct where where) {
-    const struct tacit_header* const header = &packet->head.frame.tacit;
+    struct tacit_header* const header = &packet->head.frame.tacit;
     enum tacit_count fault = tacit_check_member(header, &job->terms);
     if (fault == TACIT_COUNT_COOKIE) packet->answer = TACIT_KIND_UNKNOWN;
     if (fault) return fault;
@@ -419,9 +462,15 @@ static __always_inline enum tacit_count judge_member(struct job* job, struct pac
     __sync_fetch_and_add(&member->packets, 1);
     __sync_fetch_and_add(&member->nbytes, TACIT_HEADER_NBYTES + packet->payload_nbytes);
     member->last_ns = bpf_ktime_get_coarse_ns();
-    if (header->kind != TACIT_KIND_PROBE) return sum_up(job, packet, where);
-    packet->answer = TACIT_KIND_ECHO;
-    return TACIT_COUNT_ECHOED;
+    if (header->kind == TACIT_KIND_PROBE) {
+        packet->answer = TACIT_KIND_ECHO;
+        return TACIT_COUNT_ECHOED;
+    }
+    if (header->kind == TACIT_KIND_DATA) learn_newest(member, header);
+    const enum tacit_count verdict = sum_up(job, packet, where);
+    if (!packet->answer && header->kind == TACIT_KIND_DATA && take_owed(member, &job->terms, header))
+        packet->answer = TACIT_KIND_RESULT;
+    return verdict;
 }
 
 // Counts the packet, adds what is to be added, and leaves in packet->answer what is to be said. A payload
@@ -513,13 +562,16 @@ static __always_inline bool write_head(struct __sk_buff* skb, const union head* 
 }
 
 // Copies the sum behind the header, if the cell still holds it: a later chunk may have come in between.
-static __always_inline bool write_result(struct __sk_buff* skb, const struct job* job,
-                                         struct tacit_header* header) {
+__noinline int write_result(struct __sk_buff* skb, struct packet* packet) {
+    if (!packet) return 0;
+    struct tacit_header* const header = &packet->head.frame.tacit;
+    const struct job* const job = find_job(header->job);
+    if (!job) return 0;
     const __u32 at = 2 * (__u32)job->terms.first_slot + tacit_cell_of(&job->terms, header->chunk);
     const __u32 chunk = header->chunk;
     struct cell* const cell = bpf_map_lookup_elem(&cells, &at);
     const void* const sums = bpf_map_lookup_elem(&lanes, &at);
-    if (!cell || !sums) return false;
+    if (!cell || !sums) return 0;
     void* const payload = (void*)(long)skb->data + FRAME_NBYTES;
     void* const end = (void*)(long)skb->data_end;
     struct tacit_cell state;
@@ -537,7 +589,6 @@ static __always_inline int fail(struct counters* own) {
     return TC_ACT_SHOT;
 }
 
-// All that is to be done for one member is done here, lest the loop below have a fork in it.
 __noinline int send_copy(struct __sk_buff* skb, struct packet* packet, struct member* member) {
     if (!packet || !member) return 0;
     const struct tacit_header* const header = &packet->head.frame.tacit;
@@ -556,13 +607,37 @@ __noinline int send_copy(struct __sk_buff* skb, struct packet* packet, struct me
     return 0;
 }
 
+// All that is to be done for one member is done here, lest the loop below have a fork in it.
+__noinline int give(struct __sk_buff* skb, struct packet* packet, struct member* member) {
+    if (!packet || !member) return 0;
+    const struct tacit_header* const header = &packet->head.frame.tacit;
+    const struct job* const job = find_job(header->job);
+    if (job && owe(member, &job->terms, header->chunk)) return 0;
+    return send_copy(skb, packet, member);
+}
+
 // To all members but the sender, who gets the packet itself afterwards instead of a copy.
 static __always_inline void copy_to_others(struct __sk_buff* skb, struct job* job, struct packet* packet) {
     const __u32 world = job->terms.world, sender = packet->head.frame.tacit.rank;
     for (__u32 rank = 0; rank < TACIT_MOST_RANKS; ++rank) {
         if (rank >= world) break;
-        if (rank != sender) send_copy(skb, packet, &job->members[rank]);
+        if (rank != sender) give(skb, packet, &job->members[rank]);
     }
+}
+
+// Who completes a chunk needs its packet for that, and is given what it is owed in a copy.
+__noinline int send_owed(struct __sk_buff* skb, struct packet* packet, struct member* member) {
+    if (!packet || !member) return 0;
+    struct tacit_header* const header = &packet->head.frame.tacit;
+    struct job* const job = find_job(header->job);
+    const struct tacit_header own = *header;
+    if (!job || !take_owed(member, &job->terms, header)) return 0;
+    if (write_result(skb, packet)) {
+        turn_round(&packet->head.frame);
+        send_copy(skb, packet, member);
+    }
+    *header = own;
+    return 0;
 }
 
 __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
@@ -584,14 +659,16 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     const bool result = known && kind == TACIT_KIND_RESULT;
     const __u32 nbytes = FRAME_NBYTES + (result ? job->terms.result_nbytes : 0);
     if (skb->len != nbytes && bpf_skb_change_tail(skb, nbytes, 0)) return fail(own);
-    if (result && !write_result(skb, job, header)) return fail(own);
+    packet->checksum_left = checksum_is_left(skb);
+    if (result && packet->answer & TO_ALL) send_owed(skb, packet, member_of(job, packet));
+    if (result && !write_result(skb, packet)) return TC_ACT_SHOT;
     if (!result) tacit_make_reply(header, kind);
     turn_round(frame);
-    packet->checksum_left = checksum_is_left(skb);
     if (result && packet->answer & TO_ALL) copy_to_others(skb, job, packet);
     address_to(frame, &back, sender_ip, sender_port, packet->checksum_left);
     if (!write_head(skb, &packet->head)) return fail(own);
     if (known) own->answered_nbytes += TACIT_HEADER_NBYTES + header->nbytes;
+    own->carried += result;
     return bpf_redirect(packet->ifindex, 0);
 }
 
@@ -645,6 +722,8 @@ int tacit_xdp(struct xdp_md* context) {
     copy_head(&packet.head, data);
     judge_xdp(context, &packet);
     if (!packet.answer) return XDP_DROP;
-    ((struct frame*)data)->tacit.kind = JUDGED | packet.answer;
+    struct tacit_header* const header = &((struct frame*)data)->tacit;
+    *header = packet.head.frame.tacit;  // the chunk that it is to carry home
+    header->kind = JUDGED | packet.answer;
     return XDP_PASS;
 }

@@ -41,7 +41,7 @@ from tacit.aggregator import bpf
 from tacit.aggregator.client import Client, Outcome
 from tacit.aggregator.kernel_plane import KernelPlane
 from tacit.aggregator.spec import Job
-from tacit.aggregator.wire import HEADER, Header, Kind, LaneType
+from tacit.aggregator.wire import HEADER, MORE, Header, Kind, LaneType
 from tacit.errors import ConfigError
 
 needs_kernel = pytest.mark.skipif(bool(kernel_plane_missing()), reason=kernel_plane_missing() or "it runs")
@@ -379,6 +379,93 @@ def test_figures_of_a_removed_job_stay_in_the_total_and_its_successor_starts_at_
         assert plane.plane.stats(job.id).ranks[0].packets == 2  # with the word it said first
         plane.remove_job(job.id)
     assert plane.counted()["completed"] == 2 and plane.plane.jobs() == []
+
+
+# ---- results that wait for a packet
+
+
+class Talk:
+    """Two ranks and sixteen slots; `say` returns which chunks' results it calls up, by rank, once they are checked."""
+
+    def __init__(self, entry: str) -> None:
+        self.plane = WiredPlane(16, entry)
+        self.job = some_job(world=2, first_slot=0, slots=16)
+        self.plane.add_job(self.job)
+        self.payloads = some_payloads(self.job, 40, seed=2)
+        self.sums = exact_sums(self.job, self.payloads)
+
+    def say(self, rank: int, chunk: int, *, more: bool = False) -> dict[int, list[int]]:
+        packet = self.job.packet(Kind.DATA, chunk, rank, self.payloads[rank][chunk])
+        header = Header.of(packet)
+        packet = header._replace(lanes=header.lanes | more * MORE).bytes() + packet[HEADER.size :]
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for answer, to in self.plane.receive(packet, self.job.members[rank]):
+            header = Header.of(answer)
+            assert (header.kind, header.world, header.lanes) == (Kind.RESULT, 2, self.job.lanes)
+            assert header.place == self.job.place(header.chunk)
+            assert answer[HEADER.size :] == self.sums[header.chunk]
+            found[self.job.members.index(to)].append(header.chunk)
+        return found
+
+
+@needs_kernel
+@entries
+def test_who_has_more_to_send_gets_results_in_its_own_packets(entry):
+    talk, nothing = Talk(entry), {0: [], 1: []}
+    carried = talk.plane.plane.carried()
+    assert [talk.say(0, chunk, more=True) for chunk in (0, 1, 2)] == [nothing] * 3
+    assert talk.say(1, 0) == {0: [], 1: [0]}  # which rank 0 is owed
+    assert talk.say(1, 1) == {0: [], 1: [1]}
+    assert talk.say(1, 2) == {0: [2], 1: [2]}  # a third is not owed
+    assert talk.say(0, 3, more=True) == {0: [0], 1: []}  # the oldest first
+    assert talk.say(1, 3) == {0: [], 1: [3]}
+    assert talk.say(1, 4) == nothing
+    assert talk.say(0, 4, more=True) == {0: [1, 4], 1: [4]}  # its packet is needed for 4: 1 comes in a copy
+    assert talk.say(0, 5) == {0: [3], 1: []}  # it has no more
+    assert talk.say(1, 5) == {0: [5], 1: [5]}
+    # five in rank 1's packets, three in rank 0's; all other results were copies
+    assert talk.plane.plane.carried() - carried == 5 + 3
+    assert talk.plane.plane.sockets()["failures"] == 0
+
+
+@needs_kernel
+@entries
+def test_who_is_a_window_ahead_does_not_wait_for_its_result(entry):
+    """It has nothing more to send until it gets some."""
+    talk = Talk(entry)
+    for chunk in range(12):
+        talk.say(0, chunk, more=True)
+    assert [talk.say(1, chunk)[0] for chunk in range(4)] == [
+        [0],
+        [],
+        [],
+        [3],
+    ]  # 11 ahead, 10, 9; two are owed
+
+
+@needs_kernel
+@entries
+def test_a_result_that_was_owed_and_asked_for_is_not_sent_once_its_cell_holds_another(entry):
+    talk, nothing = Talk(entry), {0: [], 1: []}
+    talk.say(0, 0, more=True)
+    assert talk.say(1, 0) == {0: [], 1: [0]}
+    assert talk.say(0, 0, more=True) == {0: [0], 1: []}  # asked for; and still owed
+    assert talk.say(0, 32, more=True) == nothing
+    assert talk.plane.plane.sockets()["failures"] == 0
+    assert talk.say(1, 32) == {0: [], 1: [32]}
+
+
+@needs_kernel
+def test_ranks_on_slow_links_get_results_in_their_own_packets():
+    with Switch(4, 1500, 50e6) as switch:
+        where = (switch.host, 0)
+        with switch.inside(lambda: KernelPlane(where, switch.ports, slots=64)) as plane:
+            job = some_job(lanes=LaneType.I32, elements=LaneType.I32.elements(1500), first_slot=0, slots=32)
+            ranks = Ranks(switch, job, plane)
+            ranks.reduce(400 * ranks.job.elements)
+            assert plane.stats(job.id).counts["completed"] == 400
+            assert plane.carried() > 500  # of 1600; 400 if none had waited for a packet
+            ranks.close()
 
 
 # ---- what is left behind

@@ -7,7 +7,7 @@ import pytest
 from aggregator.clients import exact_sums, some_job, some_payloads
 from aggregator.planes import PLANES
 
-from tacit.aggregator.wire import HEADER, SATURATED, VERDICTS, Header, Kind, LaneType
+from tacit.aggregator.wire import HEADER, MORE, SATURATED, VERDICTS, Header, Kind, LaneType
 from tacit.errors import ConfigError
 
 STRANGER = ("192.0.2.7", 9999)
@@ -232,6 +232,8 @@ def test_an_unknown_job_and_a_wrong_cookie_are_asked_the_same_question(make):
         ("rank", {"rank": 255}),
         ("lanes", {"lanes": LaneType.TABLE_U8}),
         ("lanes", {"lanes": LaneType.U8 | SATURATED}),
+        ("lanes", {"lanes": LaneType.U8 | MORE, "kind": Kind.PROBE, "nbytes": 40}),
+        ("lanes", {"lanes": LaneType.U8 | MORE, "kind": Kind.SETTLE, "nbytes": 40}),
         ("lanes", {"lanes": 0}),
         ("slot", {"place": 7}),
         ("slot", {"place": 12}),
@@ -252,6 +254,14 @@ def test_a_packet_that_does_not_fit_is_dropped_by_this_reason(make, reason, chan
     assert bench.counted() == {reason: 1}
     bench.everybody(0)
     assert bench.counted() == {reason: 1, "wrote": 1, "added": 3, "completed": 1}  # and left no trace
+
+
+def test_a_rank_may_say_that_it_has_more_and_the_result_does_not_repeat_it(make):
+    bench = Bench(make)  # of so few slots that nothing waits for a rank's next packet
+    *others, answers = [bench.send(rank, spoil={"lanes": LaneType.U8 | MORE}) for rank in range(4)]
+    assert others == [[], [], []] and [to for _, to in answers] == list(bench.job.members)
+    assert {packet[HEADER.size :] for packet, _ in answers} == {bench.sums[0]}
+    assert {Header.of(packet).lanes for packet, _ in answers} == {LaneType.U8}
 
 
 def test_short_long_and_empty_packets_are_dropped(make):

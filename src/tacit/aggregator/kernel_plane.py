@@ -31,7 +31,7 @@ from tacit.errors import ConfigError, did_you_mean
 _IP_FREEBIND = 15
 _NAMES = (*VERDICTS, *EVENTS)
 _DEVICE = ("unsent", "failures", "segmented")
-_COUNTERS = 1 + len(_NAMES) + 1 + len(_DEVICE)  # TACIT_FINE, counts, answered_nbytes, ...
+_COUNTERS = 1 + len(_NAMES) + 2 + len(_DEVICE)  # TACIT_FINE, counts, answered_nbytes, carried, ...
 _BLOCK = 64  # bytes of lanes that are added at a time
 _NO_JOB = MOST_JOBS  # where packets are counted that belong to none
 
@@ -242,6 +242,10 @@ class KernelPlane:
         tx-udp-segmentation off on its virtual link. `overrun` is for planes that have a receive buffer."""
         figures = self._total()[-len(_DEVICE) :]
         return {"overrun": 0, **{name: int(value) for name, value in zip(_DEVICE, figures, strict=True)}}
+
+    def carried(self) -> int:
+        """Results that left in a packet of their rank's own. All others took a copy."""
+        return int(self._total()[2 + len(_NAMES)])
 
     def stats(self, id: int) -> JobStats:
         with self._lock:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tacit.aggregator.wire import (
     HEADER,
     MAGIC,
+    MORE,
     MOST_JOBS,
     MOST_PAYLOAD,
     MOST_RANKS,
@@ -322,8 +323,8 @@ def _member_fault(job: Job, header: Header, source: Address) -> str:
         return "rank"
     if source != job.members[header.rank]:
         return "source"
-    flags = SATURATED if job.below and header.kind == Kind.DATA else 0
-    if header.lanes & ~flags != job.lanes:
+    flags = MORE | (SATURATED if job.below else 0)
+    if (header.lanes & ~flags if header.kind == Kind.DATA else header.lanes) != job.lanes:
         return "lanes"
     if header.nbytes != (job.data_nbytes if header.kind == Kind.DATA else 0):
         return "length"

@@ -15,6 +15,7 @@ HEADER = Struct(_core.WIRE_FORMAT)
 MAGIC: int = _core.WIRE_MAGIC
 VERSION: int = _core.WIRE_VERSION  # in `place`: the chunk's phase is odd
 SATURATED: int = _core.WIRE_SATURATED  # in `lanes` of a result
+MORE: int = _core.WIRE_MORE  # in `lanes` of data: a rank has more to send
 MOST_JOBS: int = _core.WIRE_MOST_JOBS
 MOST_RANKS: int = _core.WIRE_MOST_RANKS
 MOST_SLOTS: int = _core.WIRE_MOST_SLOTS
