@@ -381,11 +381,13 @@ static __always_inline void copy_sums(const struct job* job, const void* sums, v
 // copying, half of what sending it takes; and all packets of a chunk but the last one are added and dropped.
 // So a rank that is going to send more anyway is owed its result until its next packet, which carries it
 // home. Nothing depends on it: a result that is not carried, since packets were lost, is asked for as ever.
+// Packets of indices are shorter than a result: they would take new memory themselves.
 
 // Whether MOST_OWED more packets will come, whatever we say. The member has all results but those it is owed,
 // of which the first is MOST_OWED or so behind `chunk`; `slots` from there it has to wait, not before.
 static __always_inline bool is_sending(__u64 newest, const struct tacit_job* terms, __u32 chunk) {
     const __s32 ahead = (__u32)newest - chunk;
+    if (terms->data_nbytes != terms->result_nbytes) return false;
     return newest & NEWEST_MORE && ahead >= 0 && ahead + 2 * MOST_OWED + 2 <= terms->slots;
 }
 

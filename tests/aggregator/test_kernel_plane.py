@@ -387,9 +387,9 @@ def test_figures_of_a_removed_job_stay_in_the_total_and_its_successor_starts_at_
 class Talk:
     """Two ranks and sixteen slots; `say` returns which chunks' results it calls up, by rank, once they are checked."""
 
-    def __init__(self, entry: str) -> None:
+    def __init__(self, entry: str, lanes: LaneType = LaneType.U8) -> None:
         self.plane = WiredPlane(16, entry)
-        self.job = some_job(world=2, first_slot=0, slots=16)
+        self.job = some_job(world=2, lanes=lanes, first_slot=0, slots=16)
         self.plane.add_job(self.job)
         self.payloads = some_payloads(self.job, 40, seed=2)
         self.sums = exact_sums(self.job, self.payloads)
@@ -441,6 +441,14 @@ def test_who_is_a_window_ahead_does_not_wait_for_its_result(entry):
         [],
         [3],
     ]  # 11 ahead, 10, 9; two are owed
+
+
+@needs_kernel
+@entries
+def test_indices_are_too_short_to_carry_a_result(entry):
+    talk = Talk(entry, LaneType.TABLE_U8)
+    talk.say(0, 0, more=True)
+    assert talk.say(1, 0) == {0: [0], 1: [0]}
 
 
 @needs_kernel
