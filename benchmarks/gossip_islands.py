@@ -1,6 +1,6 @@
 """Gossip among 8 islands in one process, on Fashion-MNIST: accuracy of the merged model against bytes sent.
 
-    python benchmarks/gossip_islands.py --epochs 10 --seeds 0 1 2 --rules 'every / none' 'adaptive(0.02) / hush'
+    python benchmarks/gossip_islands.py --epochs 10 --seeds 0 1 2 --rules 'every / none' 'adaptive(0.05) / hush'
 
 Traffic is in models sent by an island in a step: gossip at every step, one exchange an island, sends 1.0. One JSON record a line.
 
@@ -34,7 +34,7 @@ RULES = (
     "every / none / gossip",
     "adaptive / topk(share=0.0625) / gossip",
     "adaptive / hush / gossip",
-    "adaptive(0.1) / none / gossip",
+    "adaptive(0.1, by=model) / none / gossip",
     "local(18) / none / gossip",
 )
 
@@ -129,7 +129,7 @@ def against_every_step(records: Iterable[dict[str, Any]]) -> dict[str, dict[str,
     for (model, text, seed, epochs), record in told.items():
         strategy, base = Strategy.parse(text), told.get((model, BASELINE, seed, epochs))
         when = strategy.when
-        if base is None or not isinstance(when, Adaptive) or not when.follow or when.by != "model":
+        if base is None or not isinstance(when, Adaptive) or not when.follow or when.by != "layer":
             continue
         figures = (
             100 * (record["accuracy"] - base["accuracy"]),
@@ -170,7 +170,7 @@ def plot(records: Iterable[dict[str, Any]], path: Path) -> None:
                 axes.axhline((POINTS, SHARE)[which], color=drawing.INK, lw=0.9, ls=(0, (4, 3)))
             panels[0, column].set_title(model.upper(), fontsize=10)
             panels[0, column].axhline(0, color=drawing.INK, lw=0.8)
-            panels[1, column].set_xlabel("theta: talk when the model has moved so far")
+            panels[1, column].set_xlabel("theta: talk when a layer has moved so far")
         panels[0, 0].set_ylabel("points of accuracy\nagainst every step")
         panels[1, 0].set(ylabel="bytes, % of every step", yscale="log")
         panels[1, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -85,9 +85,9 @@ def test_the_threshold_follows_the_learning_rate():
 
 def test_one_layer_is_enough_by_layer_and_not_by_model():
     movement = Movement(1, [0.01, 0.0], [1.0, 99.0], 0.1, 0.1)
-    assert Adaptive(0.05, by="layer").why(movement) == "moved 10 %"
-    assert Adaptive(0.05).why(movement) is None
-    assert Adaptive(0.05, by="layer").why(Movement(1, [0.0, 1e-9], [1.0, 0.0], 0.1, 0.1)) is not None
+    assert Adaptive(0.05).why(movement) == "moved 10 %"
+    assert Adaptive(0.05, by="model").why(movement) is None
+    assert Adaptive(0.05).why(Movement(1, [0.0, 1e-9], [1.0, 0.0], 0.1, 0.1)) is not None
 
 
 def test_exponential_partners_meet_everybody_in_log_n_rounds():
@@ -108,7 +108,7 @@ def test_random_partners_are_others_that_live_and_all_of_them_come():
     "text",
     [
         "adaptive(0.02) / none / gossip",
-        "adaptive(0.05, follow=False, by=layer) / hush / gossip(peers=exponential, mode=push)",
+        "adaptive(0.05, follow=False, by=model) / hush / gossip(peers=exponential, mode=push)",
         "every / int8(block=256) / gossip",
         "local(13) / none / gossip(mode=pull)",
     ],

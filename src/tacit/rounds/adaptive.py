@@ -1,9 +1,9 @@
 """Adaptive gossip (our reading of Ho, Wu & Liu 2018): talk when the local model has changed enough.
 
-    after a step:  talk if  |w - ref| > theta |ref|          ref: the model as it was after the last exchange
+    after a step:  talk if  |w - ref| > theta |ref|  for a layer          ref: as it was after the last exchange
 
 No network is asked for it. With `follow`, theta shrinks with the learning rate, so that the models agree in the end
-(a constant theta leaves them a constant distance apart); with `by=layer` one layer that has moved enough will do.
+(a constant theta leaves them a constant distance apart); with `by=model` w is the whole model, as the paper may have had it.
 Who leaves theta out gets one that suits the codec.
 """
 
@@ -16,10 +16,10 @@ from tacit.errors import ConfigError
 
 
 def default_theta(bits: float) -> float:
-    """For a codec of `bits` an element: 0.02 for hush. Traffic is about bits / theta^1.1, so who says less at a time can afford to meet
-    more often, and parts less. Chosen in the lab: docs/rounds.md shows the decade around it.
+    """How far layers may part. For a codec of `bits` an element: 0.075 from four bits on. Traffic is about bits / theta^1.1, so who says less
+    than that at a time can afford to meet more often, and has to. docs/rounds.md shows the decade around it.
     """
-    return float(f"{0.0073 * bits**0.72:.2g}")
+    return float(f"{0.075 * min(1, bits / 4) ** 1.2:.2g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=False)` as the paper may have had it; `by=layer`."""
+    """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=False, by=model)` as the paper may have had it."""
 
     theta: float | None = None  # None: default_theta() of the codec, once that is known
     follow: bool = True
-    by: str = "model"
+    by: str = "layer"
 
     speaks: ClassVar[str] = "models"
     says: ClassVar[str] = "hush"
@@ -64,13 +64,13 @@ class Adaptive:
         if not isinstance(self.follow, bool):
             raise ConfigError(f"follow={self.follow!r}: True or False")
         if self.by not in ("model", "layer"):
-            raise ConfigError(f"by={self.by!r}: model or layer")
+            raise ConfigError(f"by={self.by!r}: layer or model")
 
     def __str__(self) -> str:
         options = [
             *([f"{self.theta}"] if self.theta is not None else []),
             *(["follow=False"] if not self.follow else []),
-            *(["by=layer"] if self.by == "layer" else []),
+            *(["by=model"] if self.by == "model" else []),
         ]
         return f"adaptive({', '.join(options)})" if options else "adaptive"
 

@@ -3,7 +3,7 @@
 [[job]]
 kind = "rounds"
 task = "fashion_mlp"
-strategies = ["every / none / gossip", "adaptive(0.02) / hush / gossip"]      # the first is the baseline
+strategies = ["every / none / gossip", "adaptive / hush / gossip"]      # the first is the baseline
 train_steps = 2000
 seeds = [0, 1, 2]
 evaluations = 20                                                              # points of the curve
