@@ -66,7 +66,7 @@ def kernel_plane_ns(plane: KernelPlane) -> int:
     """CPU time of the program, and of what the kernel does when it returns: a packet that carries a result goes into its port's
     queue. Nobody's clock has that, so each is counted with what a profile says."""
     program = program_ns(plane._loaded.program_fd("tacit_tc"))
-    return program + HANDED_OVER_NS * plane.carried()
+    return program + HANDED_OVER_NS * (plane.carried() + plane.counts()["completed"])
 
 
 def all_ns() -> int:

@@ -29,8 +29,7 @@ constexpr uint64_t least_timeout_ns = 2 * ms;  // below it, the scheduler of a b
 constexpr uint64_t longest_pause_ns = 250 * ms;
 constexpr size_t least_budget =
     8;  // packets sent again at a time-out, until one of them has got something moving
-constexpr uint64_t reordered =
-    5;  // results that may overtake a chunk's before it counts as lost: some wait for a packet (MORE)
+constexpr uint64_t reordered = 3;  // results that may overtake a chunk's before it counts as lost
 
 constexpr uint64_t most_doubts = 32, first_whole = 4096;  // packets, see learn_about_cuts()
 

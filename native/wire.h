@@ -51,7 +51,7 @@ enum {
     TACIT_MOST_PAYLOAD = 8944,     // what an MTU of 9000 takes
     TACIT_VERSION = 1 << 15,       // in `place`
     TACIT_SATURATED = 0x80,        // in `lanes` of a result: at least one lane met its limit
-    TACIT_MORE = 0x40,             // in `lanes` of data: the vector has more than ...
+    TACIT_MORE = 0x40,             // in `lanes` of data: the vector has at least ...
     TACIT_MORE_CHUNKS = 8,         // ... so many chunks after this one
     TACIT_TABLE_ENTRIES = 16,      // an index has 4 bits
     TACIT_ELEMENTS_MULTIPLE = 8,   // so that every payload is whole 32-bit words

@@ -38,10 +38,11 @@ const volatile struct {
 enum {
     NO_JOB = TACIT_MOST_JOBS,  // where packets are counted that belong to none
     FRAME_NBYTES = TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES,
-    // In `kind`, on the few instructions' way from XDP to tc. Whoever forges it must pass tacit_check_member
-    // and gets what a repeated packet gets.
+    // In `kind`, on the few instructions' way from XDP to tc. Whoever forges it must pass tacit_check_member,
+    // and gets results that are there anyway, or has them sent.
     JUDGED = 0x80,
     TO_ALL = 0x40,
+    OWED = 0x20,
     BLOCK = 64,  // of lanes
     MOST_OWED = 2,
 };
@@ -64,7 +65,7 @@ struct member {
     struct path path;
     __u64 packets, nbytes, last_ns;
     __u64 newest;  // chunk that came from it, | NEWEST_KNOWN, | NEWEST_MORE
-    __u64 owed;    // two chunks whose results wait for its next packets: 32 bits each, + 1; the longer one low
+    __u64 owed;    // chunks + 1 whose results wait for its next packets; the low half is owed longer
 };
 
 #define NEWEST_MORE ((__u64)1 << 32)
@@ -86,7 +87,7 @@ struct cell {
 struct counters {
     __u64 counts[TACIT_COUNTS];
     __u64 answered_nbytes;
-    __u64 carried;    // results that left in a packet of their rank's own
+    __u64 carried;    // results that were owed, and left in a packet of their rank's own
     __u64 unsent;     // answers to members of whom nothing has come yet
     __u64 failures;   // what the kernel would not do
     __u64 segmented;  // several packets in one, as a sender's UDP_SEGMENT leaves them on virtual links
@@ -383,12 +384,14 @@ static __always_inline void copy_sums(const struct job* job, const void* sums, v
 // home. Nothing depends on it: a result that is not carried, since packets were lost, is asked for as ever.
 // Packets of indices are shorter than a result: they would take new memory themselves.
 
-// Whether MOST_OWED more packets will come, whatever we say. The member has all results but those it is owed,
-// of which the first is MOST_OWED or so behind `chunk`; `slots` from there it has to wait, not before.
+// Whether the member will send on, whatever we say. Nobody waits for ever: take the smallest chunk c that is
+// owed to anyone. When it was, the member had sent up to c + slots - 6 at most, with 8 more in its vector; so
+// one of those it has not sent waits for a chunk below c, which is not owed, and so waits for another rank,
+// which waits for an even smaller one.
 static __always_inline bool is_sending(__u64 newest, const struct tacit_job* terms, __u32 chunk) {
-    const __s32 ahead = (__u32)newest - chunk;
+    const __s32 ahead = (__u32)newest - chunk, most = (__s32)terms->slots - (2 * MOST_OWED + 2);
     if (terms->data_nbytes != terms->result_nbytes) return false;
-    return newest & NEWEST_MORE && ahead >= 0 && ahead + 2 * MOST_OWED + 2 <= terms->slots;
+    return newest & NEWEST_MORE && ahead >= 0 && ahead <= most;
 }
 
 static __always_inline bool owe(struct member* member, const struct tacit_job* terms, __u32 chunk) {
@@ -471,7 +474,7 @@ static __always_inline enum tacit_count judge_member(struct job* job, struct pac
     if (header->kind == TACIT_KIND_DATA) learn_newest(member, header);
     const enum tacit_count verdict = sum_up(job, packet, where);
     if (!packet->answer && header->kind == TACIT_KIND_DATA && take_owed(member, &job->terms, header))
-        packet->answer = TACIT_KIND_RESULT;
+        packet->answer = TACIT_KIND_RESULT | OWED;
     return verdict;
 }
 
@@ -609,25 +612,7 @@ __noinline int send_copy(struct __sk_buff* skb, struct packet* packet, struct me
     return 0;
 }
 
-// All that is to be done for one member is done here, lest the loop below have a fork in it.
-__noinline int give(struct __sk_buff* skb, struct packet* packet, struct member* member) {
-    if (!packet || !member) return 0;
-    const struct tacit_header* const header = &packet->head.frame.tacit;
-    const struct job* const job = find_job(header->job);
-    if (job && owe(member, &job->terms, header->chunk)) return 0;
-    return send_copy(skb, packet, member);
-}
-
-// To all members but the sender, who gets the packet itself afterwards instead of a copy.
-static __always_inline void copy_to_others(struct __sk_buff* skb, struct job* job, struct packet* packet) {
-    const __u32 world = job->terms.world, sender = packet->head.frame.tacit.rank;
-    for (__u32 rank = 0; rank < TACIT_MOST_RANKS; ++rank) {
-        if (rank >= world) break;
-        if (rank != sender) give(skb, packet, &job->members[rank]);
-    }
-}
-
-// Who completes a chunk needs its packet for that, and is given what it is owed in a copy.
+// In a copy, what the member is owed longest; the packet's payload is gone then.
 __noinline int send_owed(struct __sk_buff* skb, struct packet* packet, struct member* member) {
     if (!packet || !member) return 0;
     struct tacit_header* const header = &packet->head.frame.tacit;
@@ -642,11 +627,37 @@ __noinline int send_owed(struct __sk_buff* skb, struct packet* packet, struct me
     return 0;
 }
 
+// All that is to be done for one member is done here, lest the loop below have a fork in it.
+__noinline int give(struct __sk_buff* skb, struct packet* packet, struct member* member) {
+    if (!packet || !member) return 0;
+    const struct tacit_header* const header = &packet->head.frame.tacit;
+    const struct job* const job = find_job(header->job);
+    if (!job) return 0;
+    // Not before older ones: to a rank, what is overtaken is lost.
+    for (int i = 0; i < MOST_OWED; ++i) {
+        if (owe(member, &job->terms, header->chunk)) return 0;
+        if (!member->owed) break;
+        send_owed(skb, packet, member);
+        if (!write_result(skb, packet)) return 0;
+        turn_round(&packet->head.frame);
+    }
+    return send_copy(skb, packet, member);
+}
+
+// To all members but the sender, who gets the packet itself afterwards instead of a copy.
+static __always_inline void copy_to_others(struct __sk_buff* skb, struct job* job, struct packet* packet) {
+    const __u32 world = job->terms.world, sender = packet->head.frame.tacit.rank;
+    for (__u32 rank = 0; rank < TACIT_MOST_RANKS; ++rank) {
+        if (rank >= world) break;
+        if (rank != sender) give(skb, packet, &job->members[rank]);
+    }
+}
+
 __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     if (!packet) return TC_ACT_SHOT;
     struct frame* const frame = &packet->head.frame;
     struct tacit_header* const header = &frame->tacit;
-    const __u32 kind = packet->answer & ~TO_ALL, sender_ip = frame->lower.ip.saddr;
+    const __u32 kind = packet->answer & ~(TO_ALL | OWED), sender_ip = frame->lower.ip.saddr;
     const __u16 sender_port = frame->lower.udp.source;
     const bool known = kind != TACIT_KIND_UNKNOWN;
     const struct path back = path_of(packet);
@@ -662,6 +673,7 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     const __u32 nbytes = FRAME_NBYTES + (result ? job->terms.result_nbytes : 0);
     if (skb->len != nbytes && bpf_skb_change_tail(skb, nbytes, 0)) return fail(own);
     packet->checksum_left = checksum_is_left(skb);
+    // Who completes a chunk needs its packet for that.
     if (result && packet->answer & TO_ALL) send_owed(skb, packet, member_of(job, packet));
     if (result && !write_result(skb, packet)) return TC_ACT_SHOT;
     if (!result) tacit_make_reply(header, kind);
@@ -670,7 +682,7 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     address_to(frame, &back, sender_ip, sender_port, packet->checksum_left);
     if (!write_head(skb, &packet->head)) return fail(own);
     if (known) own->answered_nbytes += TACIT_HEADER_NBYTES + header->nbytes;
-    own->carried += result;
+    if (packet->answer & OWED) own->carried++;
     return bpf_redirect(packet->ifindex, 0);
 }
 

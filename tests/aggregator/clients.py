@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from tacit.aggregator.spec import Address, Answers, Job
-from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, Header, Kind, LaneType
+from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, MORE, Header, Kind, LaneType
 from tacit.codecs.tables import clamp_at, stochastic_table
 
 THC_TABLE = stochastic_table(16, 30, clamp_at(1 / 32))  # as published: tests/codecs/test_thc.py
@@ -64,6 +64,7 @@ class Client:
     rank: int
     payloads: Sequence[bytes]
     first_chunk: int = 0
+    says_more: bool = False  # a kernel plane may let its results wait then
     results: dict[int, bytes] = field(default_factory=dict)
     counts: set[int] = field(default_factory=set)  # how many ranks were in the results
 
@@ -77,7 +78,11 @@ class Client:
 
     def _packet(self, index: int, kind: Kind = Kind.DATA) -> bytes:
         payload = self.payloads[index] if kind is Kind.DATA else b""
-        return self.job.packet(kind, (self.first_chunk + index) % CHUNKS, self.rank, payload)
+        packet = self.job.packet(kind, (self.first_chunk + index) % CHUNKS, self.rank, payload)
+        if kind is not Kind.DATA or not self.says_more or index + 8 >= len(self.payloads):
+            return packet
+        header = Header.of(packet)
+        return header._replace(lanes=header.lanes | MORE).bytes() + payload
 
     def start(self) -> list[bytes]:
         return [self._packet(index) for index in range(min(len(self.job.slots), len(self.payloads)))]

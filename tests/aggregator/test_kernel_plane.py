@@ -416,15 +416,14 @@ def test_who_has_more_to_send_gets_results_in_its_own_packets(entry):
     assert [talk.say(0, chunk, more=True) for chunk in (0, 1, 2)] == [nothing] * 3
     assert talk.say(1, 0) == {0: [], 1: [0]}  # which rank 0 is owed
     assert talk.say(1, 1) == {0: [], 1: [1]}
-    assert talk.say(1, 2) == {0: [2], 1: [2]}  # a third is not owed
-    assert talk.say(0, 3, more=True) == {0: [0], 1: []}  # the oldest first
+    assert talk.say(1, 2) == {0: [0], 1: [2]}  # three are too many: the oldest leaves in a copy
+    assert talk.say(0, 3, more=True) == {0: [1], 1: []}
     assert talk.say(1, 3) == {0: [], 1: [3]}
     assert talk.say(1, 4) == nothing
-    assert talk.say(0, 4, more=True) == {0: [1, 4], 1: [4]}  # its packet is needed for 4: 1 comes in a copy
+    assert talk.say(0, 4, more=True) == {0: [2, 4], 1: [4]}  # its packet is needed for 4: 2 comes in a copy
     assert talk.say(0, 5) == {0: [3], 1: []}  # it has no more
     assert talk.say(1, 5) == {0: [5], 1: [5]}
-    # five in rank 1's packets, three in rank 0's; all other results were copies
-    assert talk.plane.plane.carried() - carried == 5 + 3
+    assert talk.plane.plane.carried() - carried == 2  # chunks 1 and 3
     assert talk.plane.plane.sockets()["failures"] == 0
 
 
@@ -435,12 +434,51 @@ def test_who_is_a_window_ahead_does_not_wait_for_its_result(entry):
     talk = Talk(entry)
     for chunk in range(12):
         talk.say(0, chunk, more=True)
-    assert [talk.say(1, chunk)[0] for chunk in range(4)] == [
-        [0],
-        [],
-        [],
-        [3],
-    ]  # 11 ahead, 10, 9; two are owed
+    assert [talk.say(1, chunk)[0] for chunk in range(4)] == [[0], [], [], [1]]  # 11 ahead, 10, 9, 8
+
+
+@needs_kernel
+@entries
+def test_who_has_no_more_to_send_gets_what_it_is_owed_before_what_is_new(entry):
+    talk = Talk(entry)
+    for chunk in range(3):
+        talk.say(0, chunk, more=True)
+    assert [talk.say(1, chunk)[0] for chunk in (0, 1)] == [[], []]
+    assert talk.say(1, 3) == talk.say(1, 4) == {0: [], 1: []}
+    assert talk.say(0, 4) == {0: [0, 4], 1: [4]}  # and no more; 1 is still owed
+    assert talk.say(1, 2) == {0: [1, 2], 1: [2]}
+
+
+@needs_kernel
+@entries
+@pytest.mark.parametrize("slots", [4, 8, 16])
+@pytest.mark.parametrize("chunks", [8, 9, 17, 40])
+def test_nobody_waits_for_ever_for_what_it_is_owed(entry, slots, chunks):
+    """Nothing is lost, and nobody resends: not at the end of a vector, nor where chunks begin again at 0."""
+    plane = WiredPlane(16, entry)
+    job = some_job(world=3, first_slot=0, slots=slots)
+    plane.add_job(job)
+    first = 2**32 - 20
+    for vector in range(2):
+        payloads = some_payloads(job, chunks, seed=vector)
+        ranks = [
+            Rank(job, rank, payloads[rank], (first + vector * chunks) % 2**32, says_more=True)
+            for rank in range(3)
+        ]
+        assert Switchboard(plane, ranks, Network(Random(vector), reorders=False)).run() == 0
+        assert all(rank.sums() == exact_sums(job, payloads) for rank in ranks)
+
+
+@needs_kernel
+@entries
+def test_what_is_owed_survives_loss_repeats_and_another_order(entry):
+    plane = WiredPlane(16, entry)
+    job = some_job(world=3, first_slot=0, slots=16)
+    plane.add_job(job)
+    payloads = some_payloads(job, 60, seed=3)
+    ranks = [Rank(job, rank, payloads[rank], says_more=True) for rank in range(3)]
+    Switchboard(plane, ranks, Network(Random(3), loss=0.05, repeats=0.1)).run()
+    assert all(rank.sums() == exact_sums(job, payloads) for rank in ranks)
 
 
 @needs_kernel
@@ -472,7 +510,7 @@ def test_ranks_on_slow_links_get_results_in_their_own_packets():
             ranks = Ranks(switch, job, plane)
             ranks.reduce(400 * ranks.job.elements)
             assert plane.stats(job.id).counts["completed"] == 400
-            assert plane.carried() > 500  # of 1600; 400 if none had waited for a packet
+            assert plane.carried() > 0
             ranks.close()
 
 

@@ -65,7 +65,8 @@ class _Member(ctypes.Structure):
         ("packets", ctypes.c_uint64),
         ("nbytes", ctypes.c_uint64),
         ("last_ns", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64 * 2),
+        ("newest", ctypes.c_uint64),
+        ("owed", ctypes.c_uint64),
     )
 
 
@@ -244,7 +245,7 @@ class KernelPlane:
         return {"overrun": 0, **{name: int(value) for name, value in zip(_DEVICE, figures, strict=True)}}
 
     def carried(self) -> int:
-        """Results that left in a packet of their rank's own. All others took a copy."""
+        """Results that waited for a packet of their rank's own, and left in it. Who completed a chunk got that one so too; others took a copy."""
         return int(self._total()[2 + len(_NAMES)])
 
     def stats(self, id: int) -> JobStats:

@@ -14,7 +14,7 @@ import json
 import secrets
 from typing import Any, Literal
 
-VERSION = 1
+VERSION = 2
 MOST_ASKED = 1 << 14  # bytes of a line to control
 MOST_NONCE = 128  # characters
 MOST_TOLD = 1 << 23  # bytes of a line from it: figures of 256 jobs of 64 ranks
