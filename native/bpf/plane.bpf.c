@@ -629,7 +629,7 @@ __noinline int send_owed(struct __sk_buff* skb, struct packet* packet, struct me
 
 // All that is to be done for one member is done here, lest the loop below have a fork in it.
 __noinline int give(struct __sk_buff* skb, struct packet* packet, struct member* member) {
-    if (!packet || !member) return 0;
+    if (!packet || !member || !packet->answer) return 0;
     const struct tacit_header* const header = &packet->head.frame.tacit;
     const struct job* const job = find_job(header->job);
     if (!job) return 0;
@@ -638,7 +638,10 @@ __noinline int give(struct __sk_buff* skb, struct packet* packet, struct member*
         if (owe(member, &job->terms, header->chunk)) return 0;
         if (!member->owed) break;
         send_owed(skb, packet, member);
-        if (!write_result(skb, packet)) return 0;
+        if (!write_result(skb, packet)) {
+            packet->answer = 0;  // ranks have gone on without it; what the packet holds now is another chunk
+            return 0;
+        }
         turn_round(&packet->head.frame);
     }
     return send_copy(skb, packet, member);
@@ -679,6 +682,7 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     if (!result) tacit_make_reply(header, kind);
     turn_round(frame);
     if (result && packet->answer & TO_ALL) copy_to_others(skb, job, packet);
+    if (!packet->answer) return TC_ACT_SHOT;
     address_to(frame, &back, sender_ip, sender_port, packet->checksum_left);
     if (!write_head(skb, &packet->head)) return fail(own);
     if (known) own->answered_nbytes += TACIT_HEADER_NBYTES + header->nbytes;
