@@ -23,7 +23,7 @@ from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.reader import Reader
 from tacit.aggregator.shares import Shares
 from tacit.aggregator.spec import Address
-from tacit.aggregator.talk import MOST_ASKED, ForgedError, Talk, encode
+from tacit.aggregator.talk import MOST_ASKED, VERSION, ForgedError, Talk, encode
 from tacit.errors import ConfigError, TacitError, TransportError
 
 
@@ -117,7 +117,7 @@ def test_an_aggregator_with_another_secret_cannot_pretend_to_be_ours() -> None:
         def pretend() -> None:
             connection, _ = server.accept()
             with connection, connection.makefile("rb") as lines:
-                connection.sendall(encode({"tacit": 1, "nonce": "n"}))
+                connection.sendall(encode({"tacit": VERSION, "nonce": "n"}))
                 asked = json.loads(lines.readline())
                 connection.sendall(Talk("a guess", "n", asked["nonce"], "control").seal({"say": "granted"}))
                 lines.read()
@@ -520,7 +520,7 @@ def test_lines_are_proved_in_their_order_and_direction() -> None:
 
 
 def _garbage(random: Random) -> bytes:
-    good = b'{"tacit":1,"nonce":"aa","proof":"bb","text":"{\\"say\\":\\"join\\"}"}\n'
+    good = b'{"tacit":2,"nonce":"aa","proof":"bb","text":"{\\"say\\":\\"join\\"}"}\n'
     kinds = [
         lambda: random.randbytes(random.randrange(1, 300)) + b"\n",
         lambda: b"GET / HTTP/1.1\r\n\r\n",
@@ -528,7 +528,7 @@ def _garbage(random: Random) -> bytes:
         lambda: b"x" * (MOST_ASKED + random.randrange(1, 5000)) + b"\n",
         lambda: b'{"tacit":' + b"9" * random.choice([1, 5000]) + b"}\n",
         lambda: bytes(b if random.random() > 0.05 else random.randrange(256) for b in good) + b"\n",
-        lambda: random.choice([b"null\n", b"{}\n", b'{"tacit":1}\n', b'{"tacit":1,"nonce":"\\ud800"}\n', b'"', b"\n", good]),
+        lambda: random.choice([b"null\n", b"{}\n", b'{"tacit":2}\n', b'{"tacit":2,"nonce":"\\ud800"}\n', b'"', b"\n", good]),
     ]  # fmt: skip
     return random.choice(kinds)()
 
@@ -583,7 +583,9 @@ def test_members_whose_wishes_make_no_sense_are_refused() -> None:
         for wish in bad:
             with socket.create_connection(control.address) as connection, connection.makefile("rb") as lines:
                 nonce = json.loads(lines.readline())["nonce"]
-                connection.sendall(Talk(SECRET, nonce, "mine", "asker").seal(wish, tacit=1, nonce="mine"))
+                connection.sendall(
+                    Talk(SECRET, nonce, "mine", "asker").seal(wish, tacit=VERSION, nonce="mine")
+                )
                 answer = json.loads(lines.readline())
                 assert answer["say"] == "refused" and answer["config"] and len(answer["why"]) < 410
         now = control.reading()

@@ -1,7 +1,7 @@
 """How control and those who ask it talk: one JSON object a line, and after the greeting every line is proved.
 
-    control  {"tacit": 1, "nonce": N}
-    rank     {"tacit": 1, "nonce": M, "proof": P, "text": "{...}"}
+    control  {"tacit": 2, "nonce": N}
+    rank     {"tacit": 2, "nonce": M, "proof": P, "text": "{...}"}
     control  {"proof": Q, "text": "{...}"}, and so on, both ways
 
 A proof is an HMAC-SHA256 over sender, number and text of the line; its key is made of the secret and both nonces. So a line can
