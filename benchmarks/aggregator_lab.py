@@ -8,7 +8,7 @@ those of the rounds' own ratios. A time is the slowest rank's, from an instant t
 with the right one, bit by bit. Loss is at the ranks' interfaces, each way.
 
 CPU time of a plane is counted as in benchmarks/aggregator_cpu.py (`plane`): threads of the user-space plane with their system calls,
-the program of the kernel plane with the copies it sends; for each byte that a rank sent.
+the program of the kernel plane and what it hands over; for each byte that a rank sent.
 """
 
 import argparse

@@ -566,7 +566,7 @@ static __always_inline bool write_head(struct __sk_buff* skb, const union head* 
     return true;
 }
 
-// Copies the sum behind the header, if the cell still holds it: a later chunk may have come in between.
+// Turns the packet into the result, if the cell still holds it: a later chunk may have come in between.
 __noinline int write_result(struct __sk_buff* skb, struct packet* packet) {
     if (!packet) return 0;
     struct tacit_header* const header = &packet->head.frame.tacit;
@@ -586,6 +586,7 @@ __noinline int write_result(struct __sk_buff* skb, struct packet* packet) {
     if (stands) copy_sums(job, sums, payload, end);
     bpf_spin_unlock(&cell->lock);
     tacit_make_result(header, &job->terms, &state);
+    turn_round(&packet->head.frame);
     return stands;
 }
 
@@ -619,10 +620,7 @@ __noinline int send_owed(struct __sk_buff* skb, struct packet* packet, struct me
     struct job* const job = find_job(header->job);
     const struct tacit_header own = *header;
     if (!job || !take_owed(member, &job->terms, header)) return 0;
-    if (write_result(skb, packet)) {
-        turn_round(&packet->head.frame);
-        send_copy(skb, packet, member);
-    }
+    if (write_result(skb, packet)) send_copy(skb, packet, member);
     *header = own;
     return 0;
 }
@@ -642,7 +640,6 @@ __noinline int give(struct __sk_buff* skb, struct packet* packet, struct member*
             packet->answer = 0;  // ranks have gone on without it; what the packet holds now is another chunk
             return 0;
         }
-        turn_round(&packet->head.frame);
     }
     return send_copy(skb, packet, member);
 }
@@ -679,8 +676,10 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     // Who completes a chunk needs its packet for that.
     if (result && packet->answer & TO_ALL) send_owed(skb, packet, member_of(job, packet));
     if (result && !write_result(skb, packet)) return TC_ACT_SHOT;
-    if (!result) tacit_make_reply(header, kind);
-    turn_round(frame);
+    if (!result) {
+        tacit_make_reply(header, kind);
+        turn_round(frame);
+    }
     if (result && packet->answer & TO_ALL) copy_to_others(skb, job, packet);
     if (!packet->answer) return TC_ACT_SHOT;
     address_to(frame, &back, sender_ip, sender_port, packet->checksum_left);

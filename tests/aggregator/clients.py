@@ -56,6 +56,12 @@ def exact_sums(job: Job, payloads: Sequence[Sequence[bytes]]) -> list[bytes]:
     ]
 
 
+def saying_more(packet: bytes) -> bytes:
+    """The same data, from a rank that has more to send."""
+    header = Header.of(packet)
+    return header._replace(lanes=header.lanes | MORE).bytes() + packet[HEADER.size :]
+
+
 @dataclass
 class Client:
     """One rank of a job. It sends chunk k + S when it has the result of chunk k, and resends what has none when told to."""
@@ -79,10 +85,8 @@ class Client:
     def _packet(self, index: int, kind: Kind = Kind.DATA) -> bytes:
         payload = self.payloads[index] if kind is Kind.DATA else b""
         packet = self.job.packet(kind, (self.first_chunk + index) % CHUNKS, self.rank, payload)
-        if kind is not Kind.DATA or not self.says_more or index + 8 >= len(self.payloads):
-            return packet
-        header = Header.of(packet)
-        return header._replace(lanes=header.lanes | MORE).bytes() + payload
+        more = kind is Kind.DATA and self.says_more and index + 8 < len(self.payloads)
+        return saying_more(packet) if more else packet
 
     def start(self) -> list[bytes]:
         return [self._packet(index) for index in range(min(len(self.job.slots), len(self.payloads)))]

@@ -19,7 +19,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from aggregator.clients import Client as Rank
-from aggregator.clients import Network, Switchboard, exact_sums, some_job, some_payloads
+from aggregator.clients import Network, Switchboard, exact_sums, saying_more, some_job, some_payloads
 from aggregator.kernel import (
     PLANE,
     REDIRECT,
@@ -41,7 +41,7 @@ from tacit.aggregator import bpf
 from tacit.aggregator.client import Client, Outcome
 from tacit.aggregator.kernel_plane import KernelPlane
 from tacit.aggregator.spec import Job
-from tacit.aggregator.wire import HEADER, MORE, Header, Kind, LaneType
+from tacit.aggregator.wire import HEADER, Header, Kind, LaneType
 from tacit.errors import ConfigError
 
 needs_kernel = pytest.mark.skipif(bool(kernel_plane_missing()), reason=kernel_plane_missing() or "it runs")
@@ -396,8 +396,7 @@ class Talk:
 
     def say(self, rank: int, chunk: int, *, more: bool = False) -> dict[int, list[int]]:
         packet = self.job.packet(Kind.DATA, chunk, rank, self.payloads[rank][chunk])
-        header = Header.of(packet)
-        packet = header._replace(lanes=header.lanes | more * MORE).bytes() + packet[HEADER.size :]
+        packet = saying_more(packet) if more else packet
         found: dict[int, list[int]] = {0: [], 1: []}
         for answer, to in self.plane.receive(packet, self.job.members[rank]):
             header = Header.of(answer)
