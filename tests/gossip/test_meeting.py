@@ -78,8 +78,12 @@ def test_the_trigger_fires_on_a_relative_change_of_the_model():
 
 
 def test_the_threshold_follows_the_learning_rate():
-    assert Adaptive(0.02).why(moved(0.011, lr=0.05)) and not Adaptive(0.02).why(moved(0.009, lr=0.05))
-    assert Adaptive(0.02, follow=False).why(moved(0.011, lr=0.05)) is None
+    root, straight, constant = Adaptive(0.02), Adaptive(0.02, follow=1), Adaptive(0.02, follow=0)
+    assert root.why(moved(0.0101, lr=0.025)) and not root.why(
+        moved(0.0099, lr=0.025)
+    )  # a quarter of the rate
+    assert straight.why(moved(0.00501, lr=0.025)) and not straight.why(moved(0.00499, lr=0.025))
+    assert constant.why(moved(0.0201, lr=0.025)) and not constant.why(moved(0.0199, lr=0.025))
     assert Adaptive(0.02).why(moved(0.0, lr=0.0)) is None
 
 
@@ -108,7 +112,7 @@ def test_random_partners_are_others_that_live_and_all_of_them_come():
     "text",
     [
         "adaptive(0.02) / none / gossip",
-        "adaptive(0.05, follow=False, by=model) / hush / gossip(peers=exponential, mode=push)",
+        "adaptive(0.05, follow=0, by=model) / hush / gossip(peers=exponential, mode=push)",
         "every / int8(block=256) / gossip",
         "local(13) / none / gossip(mode=pull)",
     ],

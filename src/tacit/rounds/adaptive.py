@@ -1,10 +1,11 @@
 """Adaptive gossip (our reading of Ho, Wu & Liu 2018): talk when the local model has changed enough.
 
-    after a step:  talk if  |w - ref| > theta |ref|  for a layer          ref: as it was after the last exchange
+    after a step:  talk if  |w - ref| > theta (lr / its largest)^follow |ref|  for a layer      ref: as it was after the last exchange
 
-No network is asked for it. With `follow`, theta shrinks with the learning rate, so that the models agree in the end
-(a constant theta leaves them a constant distance apart); with `by=model` w is the whole model, as the paper may have had it.
-Who leaves theta out gets one that suits the codec.
+No network is asked for it. Left alone, models part like random walks: by lr sqrt(T) in T steps. The sum of their squared distances
+over the training, for a given number of meetings, is least with meetings in proportion to lr, which is at a distance of sqrt(lr):
+hence `follow` is 1/2. With 0 theta is constant, and they stay apart; with 1 they meet as often to the end, when it matters least.
+With `by=model` w is the whole model, as the paper may have had it. Who leaves theta out gets one that suits the codec.
 """
 
 import math
@@ -16,10 +17,10 @@ from tacit.errors import ConfigError
 
 
 def default_theta(bits: float) -> float:
-    """How far layers may part. For a codec of `bits` an element: 0.075 from four bits on. Traffic is about bits / theta^1.1, so who says less
+    """How far layers may part. For a codec of `bits` an element: 0.07 from four bits on. Traffic is about bits / theta^1.2, so who says less
     than that at a time can afford to meet more often, and has to. docs/rounds.md shows the decade around it.
     """
-    return float(f"{0.075 * min(1, bits / 4) ** 1.2:.2g}")
+    return float(f"{0.07 * min(1, bits / 4) ** 1.2:.2g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=False, by=model)` as the paper may have had it."""
+    """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=0, by=model)` as the paper may have had it."""
 
     theta: float | None = None  # None: default_theta() of the codec, once that is known
-    follow: bool = True
+    follow: float = 0.5  # the learning rate's power that theta goes with
     by: str = "layer"
 
     speaks: ClassVar[str] = "models"
@@ -56,20 +57,21 @@ class Adaptive:
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number = isinstance(self.theta, int | float) and not isinstance(self.theta, bool)
-        if self.theta is not None and not (number and 0 < self.theta < math.inf):
+        if self.theta is not None and not (_is_number(self.theta) and 0 < self.theta < math.inf):
             raise ConfigError(
                 f"theta={self.theta!r}: the relative change after which to talk, above 0; leave it out for one that suits the codec"
             )
-        if not isinstance(self.follow, bool):
-            raise ConfigError(f"follow={self.follow!r}: True or False")
+        if not (_is_number(self.follow) and 0 <= self.follow < math.inf):
+            raise ConfigError(
+                f"follow={self.follow!r}: the power of the learning rate that theta goes with; 0 keeps it constant"
+            )
         if self.by not in ("model", "layer"):
             raise ConfigError(f"by={self.by!r}: layer or model")
 
     def __str__(self) -> str:
         options = [
             *([f"{self.theta}"] if self.theta is not None else []),
-            *(["follow=False"] if not self.follow else []),
+            *([f"follow={self.follow}"] if self.follow != 0.5 else []),
             *(["by=model"] if self.by == "model" else []),
         ]
         return f"adaptive({', '.join(options)})" if options else "adaptive"
@@ -80,7 +82,8 @@ class Adaptive:
 
     def why(self, movement: Movement) -> str | None:
         assert self.theta is not None, "a Strategy has chosen one"
-        theta = self.theta * (movement.lr / movement.top_lr if self.follow and movement.top_lr else 1.0)
+        share = movement.lr / movement.top_lr if movement.top_lr else 1.0
+        theta = self.theta * share**self.follow
         pairs = list(zip(movement.moved, movement.length, strict=True))
         if self.by == "model":
             pairs = [(math.fsum(movement.moved), math.fsum(movement.length))]
@@ -88,3 +91,7 @@ class Adaptive:
             max((moved / length if length else math.inf) if moved else 0.0 for moved, length in pairs) ** 0.5
         )
         return f"moved {100 * change:.3g} %" if change > theta else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
