@@ -129,7 +129,12 @@ def against_every_step(records: Iterable[dict[str, Any]]) -> dict[str, dict[str,
     for (model, text, seed, epochs), record in told.items():
         strategy, base = Strategy.parse(text), told.get((model, BASELINE, seed, epochs))
         when = strategy.when
-        if base is None or not isinstance(when, Adaptive) or when.follow != 0.5 or when.by != "layer":
+        if (
+            base is None
+            or not isinstance(when, Adaptive)
+            or when.follow != Adaptive().follow
+            or when.by != "layer"
+        ):
             continue
         figures = (
             100 * (record["accuracy"] - base["accuracy"]),

@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from tacit.errors import ConfigError
+from tacit.rounds.merging import share
+
+ROOT = 0.5
 
 
 def default_theta(bits: float) -> float:
@@ -49,7 +52,7 @@ class Adaptive:
     """`adaptive`, or `adaptive(0.05)`; `adaptive(0.05, follow=0, by=model)` as the paper may have had it."""
 
     theta: float | None = None  # None: default_theta() of the codec, once that is known
-    follow: float = 0.5  # the learning rate's power that theta goes with
+    follow: float = ROOT  # the learning rate's power that theta goes with
     by: str = "layer"
 
     speaks: ClassVar[str] = "models"
@@ -57,21 +60,19 @@ class Adaptive:
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.theta is not None and not (_is_number(self.theta) and 0 < self.theta < math.inf):
+        number = isinstance(self.theta, int | float) and not isinstance(self.theta, bool)
+        if self.theta is not None and not (number and 0 < self.theta < math.inf):
             raise ConfigError(
                 f"theta={self.theta!r}: the relative change after which to talk, above 0; leave it out for one that suits the codec"
             )
-        if not (_is_number(self.follow) and 0 <= self.follow < math.inf):
-            raise ConfigError(
-                f"follow={self.follow!r}: the power of the learning rate that theta goes with; 0 keeps it constant"
-            )
+        share("follow", self.follow, below=2)
         if self.by not in ("model", "layer"):
             raise ConfigError(f"by={self.by!r}: layer or model")
 
     def __str__(self) -> str:
         options = [
             *([f"{self.theta}"] if self.theta is not None else []),
-            *([f"follow={self.follow}"] if self.follow != 0.5 else []),
+            *([f"follow={self.follow}"] if self.follow != ROOT else []),
             *(["by=model"] if self.by == "model" else []),
         ]
         return f"adaptive({', '.join(options)})" if options else "adaptive"
@@ -82,8 +83,8 @@ class Adaptive:
 
     def why(self, movement: Movement) -> str | None:
         assert self.theta is not None, "a Strategy has chosen one"
-        share = movement.lr / movement.top_lr if movement.top_lr else 1.0
-        theta = self.theta * share**self.follow
+        slowed = movement.lr / movement.top_lr if movement.top_lr else 1.0
+        theta = self.theta * slowed**self.follow
         pairs = list(zip(movement.moved, movement.length, strict=True))
         if self.by == "model":
             pairs = [(math.fsum(movement.moved), math.fsum(movement.length))]
@@ -91,7 +92,3 @@ class Adaptive:
             max((moved / length if length else math.inf) if moved else 0.0 for moved, length in pairs) ** 0.5
         )
         return f"moved {100 * change:.3g} %" if change > theta else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
