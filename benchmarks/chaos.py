@@ -34,7 +34,7 @@ from tacit.topology import star
 WORLD, PORT = 4, 29400
 NODE = Path(__file__).with_name("chaos_node.py")
 LIMIT_S = 600.0  # for a run to come to its end, more than its steps take
-STRATEGY = "adaptive(0.02, follow=1, by=model) / hush / gossip"
+STRATEGY = "adaptive / hush / gossip"
 
 Tell = Callable[[str], None]
 

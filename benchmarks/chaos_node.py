@@ -160,11 +160,13 @@ class Book:
 
         conclude = Island.conclude
 
-        def watched(island: Any, peer: int, meeting: str, delta: Any, middle: Any, keep: bool) -> None:
+        def watched(
+            island: Any, peer: int, meeting: str, layers: Any, delta: Any, middle: Any, **how: Any
+        ) -> None:
             with island.lock:
-                conclude(island, peer, meeting, delta, middle, keep)
+                conclude(island, peer, meeting, layers, delta, middle, **how)
                 if self._island is island and delta is not None:
-                    self._moved += delta
+                    self._moved = island.layers.add(self._moved, layers, delta)
                 after = self.digest(island.snapshot)
             gained = 0.0 if delta is None else float(delta.double().sum())
             self.write(

@@ -25,6 +25,7 @@ from torch.func import functional_call, grad, vmap
 
 from tacit.demo.tasks import idx
 from tacit.gossip.islands import Islands
+from tacit.gossip.layers import Layers
 from tacit.gossip.partners import Gossip
 from tacit.rounds import Adaptive, Trigger
 from tacit.strategy import Strategy
@@ -65,7 +66,7 @@ class Sea:
         start = torch.cat([p.detach().reshape(-1) for p in self.named.values()])
         trigger: Trigger = strategy.when  # type: ignore[assignment]
         assert isinstance(strategy.who, Gossip)
-        layers = [p.numel() for p in self.named.values()]
+        layers = Layers.of(self.named)
         self.islands = Islands(start.repeat(WORLD, 1), layers, trigger, strategy.what, strategy.who, seed)
         self.velocity = torch.zeros_like(self.islands.models)
         self.gradients = vmap(grad(self._loss), in_dims=(0, 0, 0))

@@ -51,7 +51,7 @@ class Strategy:
             except PairingError as cause:
                 raise PairingError(f"{self.when} says its first gradients with {first}: {cause}") from cause
         pairs = isinstance(self.who, Gossip)
-        if pairs and not hasattr(self.when, "why"):
+        if pairs and not hasattr(self.when, "wish"):
             raise PairingError(
                 f"{self.when} needs the mean of all ranks, and gossip has none; write '{self.when} / {self.what}'"
             )

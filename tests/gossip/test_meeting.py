@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from tacit.errors import PairingError
 from tacit.gossip.islands import Islands
+from tacit.gossip.layers import Layers
 from tacit.gossip.meeting import meet
 from tacit.gossip.partners import Gossip
 from tacit.requests import LocalSlots
 from tacit.rounds import Local
-from tacit.rounds.adaptive import Adaptive, Movement
+from tacit.rounds.adaptive import Adaptive, Movement, Wish
 from tacit.strategy import Strategy, parse_codec
 
 CODECS = ("none", "bf16", "int8(block=64)", "int4(block=64)", "ef(int4(block=64))", "thc", "hush")
@@ -65,33 +67,57 @@ def test_what_a_codec_did_not_say_stays_in_the_model():
 # ---- when and with whom
 
 
-def moved(by, *, since=3, lr=0.1, top=0.1, layers=((1.0, 1.0),)):
-    return Movement(
-        since, [by**2 * length for _, length in layers], [length for _, length in layers], lr, top
-    )
+def moved(*by, lr=0.1, top=0.1, lengths=None, sizes=None):
+    """Layers that have come so far, relative to their lengths; all as large, if nothing else is said."""
+    lengths = lengths or [1.0] * len(by)
+    squares = [b**2 * length for b, length in zip(by, lengths, strict=True)]
+    return Movement(3, squares, lengths, sizes or [100] * len(by), lr, top)
 
 
 def test_the_trigger_fires_on_a_relative_change_of_the_model():
     rule = Adaptive(0.02)
-    assert rule.why(moved(0.0199)) is None
-    assert rule.why(moved(0.0201)) == "moved 2.01 %"
+    assert rule.wish(moved(0.0199)) is None
+    assert rule.wish(moved(0.0201)) == Wish("moved 2.01 %")
 
 
 def test_the_threshold_follows_the_learning_rate():
     root, straight, constant = Adaptive(0.02), Adaptive(0.02, follow=1), Adaptive(0.02, follow=0)
-    assert root.why(moved(0.0101, lr=0.025)) and not root.why(
-        moved(0.0099, lr=0.025)
-    )  # a quarter of the rate
-    assert straight.why(moved(0.00501, lr=0.025)) and not straight.why(moved(0.00499, lr=0.025))
-    assert constant.why(moved(0.0201, lr=0.025)) and not constant.why(moved(0.0199, lr=0.025))
-    assert Adaptive(0.02).why(moved(0.0, lr=0.0)) is None
+    for rule, limit in ((root, 0.01), (straight, 0.005), (constant, 0.02)):  # a quarter of the rate
+        assert rule.wish(moved(1.001 * limit, lr=0.025)) and not rule.wish(moved(0.999 * limit, lr=0.025))
+    assert Adaptive(0.02).wish(moved(0.0, lr=0.0)) is None
 
 
-def test_one_layer_is_enough_by_layer_and_not_by_model():
-    movement = Movement(1, [0.01, 0.0], [1.0, 99.0], 0.1, 0.1)
-    assert Adaptive(0.05).why(movement) == "moved 10 %"
-    assert Adaptive(0.05, by="model").why(movement) is None
-    assert Adaptive(0.05).why(Movement(1, [0.0, 1e-9], [1.0, 0.0], 0.1, 0.1)) is not None
+def test_one_layer_is_enough_by_layer_and_says_itself_and_by_model_all_are_said():
+    movement = moved(0.1, 0.0, lengths=[1.0, 99.0])
+    assert Adaptive(0.05).wish(movement) == Wish("moved 10 %", (0,))
+    assert Adaptive(0.05, by="model").wish(movement) is None
+    assert Adaptive(0.0099, by="model").wish(movement) == Wish("moved 1 %")
+    assert Adaptive(0.05).wish(Movement(1, [0.0, 1e-9], [1.0, 0.0], [1, 1], 0.1, 0.1)) == Wish(
+        "moved inf %", (1,)
+    )
+
+
+def test_small_layers_talk_sooner_by_the_fourth_root_of_their_size_and_the_smallest_not_for_nothing():
+    rule, sizes = Adaptive(0.08), [160_000, 10_000, 10]
+    for layer, limit in enumerate((0.08, 0.04, 0.08 * (1 / 64) ** 0.25)):
+        just_over = [1.001 * limit if k == layer else 0.0 for k in range(3)]
+        assert layer in rule.wish(moved(*just_over, sizes=sizes)).layers
+        assert rule.wish(moved(*(0.998 * by for by in just_over), sizes=sizes)) is None
+
+
+def test_layers_go_along_if_that_wastes_less_than_a_meeting_of_their_own_costs():
+    """A layer of 1 / 64 of the largest may go at any time; the largest if it would in a 64th of its steps, which go with the square."""
+    rule, sizes = Adaptive(0.02), [6400, 6400, 90, 110]
+    nearly = 0.02 * (63 / 64) ** 0.5
+    assert rule.wish(moved(0.0201, nearly + 1e-5, 0.0, 0.0, sizes=sizes)).layers == (0, 1, 2)
+    assert rule.wish(moved(0.0201, nearly - 1e-5, 0.0, 0.01, sizes=sizes)).layers == (0, 2, 3)
+    assert rule.wish(moved(0.0201, 0.0201, 0.0, 0.01, sizes=sizes)).layers is None  # all of them
+    assert rule.wish(moved(0.0199, 0.0199, 0.0, 0.0, sizes=sizes)) is None
+
+
+def test_what_remembers_is_refused_among_models_that_remember_anyway():
+    with pytest.raises(PairingError, match="leave ef\\(\\) out"):
+        Strategy.parse("adaptive / ef(int4(block=64)) / gossip")
 
 
 def test_exponential_partners_meet_everybody_in_log_n_rounds():
@@ -126,7 +152,7 @@ def test_the_text_parses_back_to_itself(text):
 
 def islands(trigger, codec="none", who=None, numel=2000, world=8):
     models = torch.randn(numel, generator=torch.Generator().manual_seed(0)).repeat(world, 1)
-    return Islands(models, [numel // 2, numel // 2], trigger, parse_codec(codec), who or Gossip())
+    return Islands(models, Layers((numel // 2, numel // 2)), trigger, parse_codec(codec), who or Gossip())
 
 
 def test_symmetric_islands_keep_their_mean_and_find_together():
@@ -145,7 +171,7 @@ def test_push_moves_the_called_and_pull_the_caller():
         found = islands(Local(1), who=Gossip(mode=mode), world=2)
         found.models[1] += 1.0
         before = found.models.clone()
-        found._meet(0, 1)
+        found._meet(0, 1, None)
         still, went = (0, 1) if mode == "push" else (1, 0)
         assert torch.equal(found.models[still], before[still])
         torch.testing.assert_close(found.models[went], before.mean(0))
@@ -162,3 +188,18 @@ def test_a_trigger_talks_as_rarely_as_the_models_move():
             found.stepped(0.1)
         counts[theta] = found.exchanges
     assert 0 < 3 * counts[0.05] < counts[0.02] < 8 * 40
+
+
+@pytest.mark.parametrize("codec", ["none", "hush"])
+def test_islands_say_the_layers_that_have_moved_and_keep_their_mean(codec):
+    found = islands(Adaptive(0.02), codec, world=2)
+    found.models[:, 1000:] += torch.tensor([[0.1], [0.3]])
+    before = found.models.clone()
+    found.stepped(0.1)
+    assert found.exchanges == 1 and found.sent_nbytes == 2 * parse_codec(codec).nbytes(1000)
+    assert torch.equal(found.models[:, :1000], before[:, :1000])
+    torch.testing.assert_close(found.mean(), before.mean(0), rtol=1e-4, atol=1e-4)
+    far = [(models[0] - models[1]).norm() for models in (before, found.models)]
+    assert far[1] < 0.25 * far[0]  # 4 bits of what was said
+    found.stepped(0.1)
+    assert found.exchanges == 1  # nobody has moved since

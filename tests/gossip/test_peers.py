@@ -15,6 +15,7 @@ from tacit.gossip.island import Island
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.gossip.peers import Address, Peers
+from tacit.rounds import Wish
 from tacit.strategy import parse_codec
 
 SECONDS = 20.0
@@ -71,7 +72,7 @@ def outcome(peers, meeting):
 
 def test_a_meeting_that_was_prepared_moves_the_caller_and_it_says_so_when_asked():
     with called() as (server, members), rank_zero(members) as (peers, island, told):
-        peers.wish("test")
+        peers.wish(Wish("test"))
         meeting, talk, middle = up_to_prepared(server)
         talk.send(frames.PREPARED, {"middle": middle}, soon())
         talk.expect(frames.COMMIT, soon())
@@ -83,7 +84,7 @@ def test_a_meeting_that_was_prepared_moves_the_caller_and_it_says_so_when_asked(
 
 def test_who_asks_how_it_ended_before_it_has_will_find_the_caller_unmoved():
     with called() as (server, members), rank_zero(members) as (peers, island, told):
-        peers.wish("test")
+        peers.wish(Wish("test"))
         meeting, talk, middle = up_to_prepared(server)
         assert not outcome(peers, meeting)  # rank 1 does not move, so rank 0 must not
         talk.send(frames.PREPARED, {"middle": middle}, soon())
@@ -95,7 +96,7 @@ def test_who_asks_how_it_ended_before_it_has_will_find_the_caller_unmoved():
 
 def test_different_middles_move_nobody():
     with called() as (server, members), rank_zero(members) as (peers, island, told):
-        peers.wish("test")
+        peers.wish(Wish("test"))
         _, talk, middle = up_to_prepared(server)
         talk.send(frames.PREPARED, {"middle": middle + 1}, soon())
         assert peers.wait(SECONDS) and "different ends" in told[0].outcome
@@ -104,7 +105,7 @@ def test_different_middles_move_nobody():
 
 def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait():
     with rank_zero({}) as (peers, island, _):
-        words = {"rank": 1, "refers": None, "says": "none", "numel": 4}
+        words = {"rank": 1, "refers": None, "says": "none", "numel": 4, "layers": None}
         first = call_of(peers)
         first.send(frames.CALL, words | {"meeting": "1-a-1", "incarnation": "a"}, soon())
         first.expect(frames.READY, soon())
@@ -160,3 +161,78 @@ def test_silence_ends_a_talk_long_before_its_deadline(monkeypatch):
         with pytest.raises(PeerError, match=r"said nothing for 0.01 s"):
             talk.receive(time.monotonic() + 3600)
         talk.close()
+
+
+@contextmanager
+def two(codec, *, begun=True):
+    """Two ranks that know each other, with models of two layers of 3,000: all ones, and all threes. `begun` together, from zeros."""
+    found, addresses = [], {}
+    try:
+        for rank, value in enumerate((1.0, 3.0)):
+            layers = {f"{name}.weight": nn.Parameter(torch.full((3000,), value)) for name in "ab"}
+            island, told = Island(layers, start=torch.zeros(6000) if begun else None), []
+            peers = Peers(
+                island, Gossip(), parse_codec(codec), rank=rank, world=2, incarnation=str(rank), seed=0, host="127.0.0.1",
+                members=lambda rank=rank: {r: a for r, a in addresses.items() if r != rank}, tell=told.append,
+                sent=lambda nbytes: None,
+            )  # fmt: skip
+            addresses[rank] = Address("127.0.0.1", peers.port, str(rank))
+            found.append((peers, island, told))
+        yield found
+    finally:
+        for peers, *_ in found:
+            peers.close()
+
+
+def meet_about(found, layers, caller=0):
+    peers, _, told = found[caller]
+    peers.wish(Wish("test", layers))
+    assert peers.wait(SECONDS) and told[-1].outcome == "met"
+    with found[1 - caller][0].apart():  # until the called one is done, too
+        return told[-1].sent_nbytes, [island.snapshot.view(2, 3000).clone() for _, island, _ in found]
+
+
+@pytest.mark.parametrize("codec", ["none", "hush"])
+def test_a_meeting_about_a_layer_moves_and_says_that_layer_only_on_both_sides(codec):
+    with two(codec) as found:
+        sent, models = meet_about(found, (1,))
+        assert sent < 1.1 * parse_codec(codec).nbytes(3000) + 64
+        for value, model in zip((1.0, 3.0), models, strict=True):
+            assert torch.equal(model[0], torch.full((3000,), value))
+            assert (model[1] - 2.0).square().mean().sqrt() < 0.25  # of 1.0 before: 4 bits of what was said
+        torch.testing.assert_close(models[0] + models[1], torch.full((2, 3000), 4.0), atol=1e-4, rtol=0)
+        for number in range(1, 12):  # what both refer to goes on by layers: they agree on all of it in the end
+            _, models = meet_about(found, (number % 2,), caller=number % 2)
+        torch.testing.assert_close(models[0], models[1], atol=1e-2, rtol=0)
+        assert [island.met for _, island, _ in found] == [12, 12]
+        if codec == "hush":
+            left, right = (island.pairs[1 - rank] for rank, (_, island, _) in enumerate(found))
+            assert left.version == right.version and torch.equal(left.reference, right.reference)
+
+
+def test_two_that_share_nothing_yet_speak_of_all_layers_in_full():
+    with two("hush", begun=False) as found:
+        sent, models = meet_about(found, (0,))
+        assert sent >= 4 * 6000
+        assert all(torch.equal(model, torch.full((2, 3000), 2.0)) for model in models)
+        sent, _ = meet_about(found, (0,), caller=1)
+        assert sent < 4 * 3000  # from now on they do
+
+
+def test_a_layers_change_is_measured_from_its_own_last_exchange():
+    with two("none") as found:
+        island = found[0][1]
+        island.refer(anew=True)
+        with torch.no_grad():
+            for parameter in island.parameters.values():
+                parameter += 0.5
+        island.stepped()
+        assert island.moved == pytest.approx([750.0, 750.0]) and island.lengths == [3000.0, 3000.0]
+        meet_about(found, (0,))
+        island.stepped()
+        island.refer()
+        assert island.moved == pytest.approx([0.0, 750.0]) and island.lengths == pytest.approx(
+            [15187.5, 3000.0]
+        )
+        island.stepped()
+        assert island.moved == pytest.approx([0.0, 750.0])

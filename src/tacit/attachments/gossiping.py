@@ -95,7 +95,6 @@ class GossipAttachment:
             sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
         )
         self._rank, self._world = rank, world
-        self._layers = [p.numel() for p in parameters.values()]
         try:
             self._begin(Address(address, self._peers.port, incarnation), timeout)
         except BaseException:
@@ -171,36 +170,37 @@ class GossipAttachment:
 
     def _look_at_change(self, lr: float) -> None:
         """Nothing is waited for: who calls now will still have moved after the next step."""
-        self._since += 1
-        if self._island.met != self._met:  # as caller or called: both look from here on
-            self._refer()
+        self._island.refer()  # what was exchanged, as caller or called
+        if self._peers.calling:
             return
-        at = Movement(self._since, self._island.moved, self._lengths, lr, self._top_lr)
-        if (why := self._trigger.why(at)) is not None and not self._peers.calling:
-            self._peers.wish(why)
+        if (wish := self._trigger.wish(self._movement(lr))) is not None:
+            self._peers.wish(wish)
 
     def _look_at_period(self, lr: float) -> None:
         """A fixed period is kept, as far as peers let it: a call begins when the last one has ended. One that was called has exchanged too."""
         followed = self._peers.followed
         self._since = self._since + 1 if followed == self._followed else 0
         self._followed = followed
-        why = self._trigger.why(Movement(self._since, (), (), lr, self._top_lr)) if self._since else None
-        if why is not None:
+        wish = self._trigger.wish(self._movement(lr)) if self._since else None
+        if wish is not None:
             self._peers.wait(self._peers.patience_s)
-            self._peers.wish(why)
+            self._peers.wish(wish)
             self._since = 0
+
+    def _movement(self, lr: float) -> Movement:
+        island = self._island
+        return Movement(self._since, island.moved, island.lengths, island.layers.sizes, lr, self._top_lr)
 
     def _refer(self) -> None:
         """From here on the model's change is measured from what it is now."""
-        self._since, self._met, self._followed = 0, self._island.met, self._peers.followed
+        self._since, self._followed = 0, self._peers.followed
         if self._trigger.measures:
-            self._island.reference = self._island.snapshot
-            self._lengths = [float(part.norm()) ** 2 for part in self._island.snapshot.split(self._layers)]
+            self._island.refer(anew=True)
 
     def _heard(self, met: Met) -> None:
         self._handle.record(
-            "exchange", step=self._island.step, peer=met.peer, why=met.why, outcome=met.outcome, seconds=met.seconds,
-            sent_nbytes=met.sent_nbytes,
+            "exchange", step=self._island.step, peer=met.peer, why=met.wish.why, layers=met.wish.layers,
+            outcome=met.outcome, seconds=met.seconds, sent_nbytes=met.sent_nbytes,
         )  # fmt: skip
         self._peers.settle()
 
@@ -338,7 +338,7 @@ class GossipAttachment:
         self._refer()
 
     def _kept_model(self) -> Tensor:
-        layout = Run(tuple(self._island.parameters), tuple(self._layers))
+        layout = Run(tuple(self.numels), tuple(self.numels.values()))
         return self._handle.memory.vector("model", layout, self._island.snapshot.device)
 
     def close(self) -> None:

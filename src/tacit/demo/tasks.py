@@ -102,7 +102,8 @@ def fashion() -> Task:
     test_x, test_y = idx("t10k-images-idx3-ubyte"), idx("t10k-labels-idx1-ubyte").long()
 
     def pictures(x: Tensor) -> Tensor:
-        return (x.float() / 255 - 0.286).unsqueeze(1) / 0.353
+        normal = (x.float() / 255 - 0.286).unsqueeze(1) / 0.353
+        return normal.to(memory_format=torch.channels_last)  # twice as fast on a CPU
 
     def batch(rng: torch.Generator) -> Batch:
         pick = torch.randint(len(train_x), (32,), generator=rng)
@@ -169,15 +170,10 @@ def _flat_mlp() -> nn.Module:
 
 def _cnn() -> nn.Module:
     convolutions = (
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-    )
-    return nn.Sequential(
-        *convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
+        nn.Conv2d(1, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),  # in this order: the same numbers, a quarter of the work
+        nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+    )  # fmt: skip
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 class ByteModel(nn.Module):

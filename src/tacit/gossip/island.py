@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _core
-from tacit.requests import LocalSlots, Slots
+from tacit.gossip.layers import Chosen, Layers
 
 
 @dataclass(slots=True)
@@ -21,7 +21,6 @@ class Pair:
 
     version: str
     reference: Tensor
-    memory: Slots
 
 
 @dataclass(slots=True)
@@ -31,7 +30,8 @@ class Doubt:
     meeting: str
     caller: int
     incarnation: str
-    delta: Tensor | None  # None: nothing moves here (pull)
+    layers: Chosen
+    delta: Tensor | None  # of these layers; None: nothing moves here (pull)
     middle: Tensor
 
 
@@ -43,8 +43,10 @@ class Island:
     start: Tensor | None = None  # what all ranks began with; None on one that came later
     step: int = 0
     snapshot: Tensor = field(init=False)
+    layers: Layers = field(init=False)
     reference: Tensor | None = None  # what `moved` is measured from; None: nobody asks
-    moved: list[float] = field(default_factory=list)  # |w - reference|^2 by parameter, as of the last step
+    moved: list[float] = field(default_factory=list)  # |w - reference|^2 by layer, as of the last step
+    lengths: list[float] = field(default_factory=list)  # |reference|^2 by layer
     pairs: dict[int, Pair] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     met: int = 0  # meetings that moved this model, or in which it was pushed to another
@@ -52,8 +54,10 @@ class Island:
     offered: Tensor | None = None  # what this rank brings to a merge, while there is one
     lock: threading.RLock = field(default_factory=threading.RLock)
     _pending: Tensor | None = None
+    _exchanged: set[int] = field(default_factory=set)  # layers, since refer() was last called
 
     def __post_init__(self) -> None:
+        self.layers = Layers.of(self.parameters)
         self.snapshot = self.flat()
 
     @property
@@ -83,8 +87,25 @@ class Island:
         assert self.reference is not None
         own, sizes = torch.empty_like(self.reference), [p.numel() for p in self.parameters.values()]
         parts = zip(self.parameters.values(), self.reference.split(sizes), own.split(sizes), strict=True)
-        self.moved = [_keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts]
+        self.moved = self.layers.summed(
+            _keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts
+        )
         return own
+
+    def refer(self, *, anew: bool = False) -> None:
+        """From here on the change of layers that were exchanged is measured from what they are now (`anew`: of all); the training thread's."""
+        with self.lock:
+            exchanged, now = sorted(self._exchanged), self.snapshot
+            self._exchanged.clear()
+        if anew or self.reference is None or len(exchanged) == len(self.layers.sizes):
+            self.reference, self.lengths = now, self.layers.squares(now)
+            self.moved = [0.0] * len(self.lengths)
+        elif exchanged:
+            chosen = tuple(exchanged)
+            part = self.layers.pick(now, chosen)
+            self.reference = self.layers.put(self.reference, chosen, part)
+            for layer, values in zip(chosen, self.layers.parts(part, chosen), strict=True):
+                self.moved[layer], self.lengths[layer] = 0.0, float(values.square().sum())
 
     def gather_in(self, own: Tensor | None = None) -> bool:
         """What peers have added, if anything, goes into the parameters, and peers see the parameters as they are now; the training thread's."""
@@ -105,24 +126,40 @@ class Island:
             self._pending, self.snapshot = None, self.flat()
             self.pairs.clear()
             self.doubts.clear()
+            self._exchanged.clear()
 
-    def conclude(self, peer: int, meeting: str, delta: Tensor | None, middle: Tensor, keep: bool) -> None:
-        """A meeting ended well: the model moves by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
+    def conclude(
+        self,
+        peer: int,
+        meeting: str,
+        layers: Chosen,
+        delta: Tensor | None,
+        middle: Tensor,
+        *,
+        keep: bool,
+        led: bool,
+    ) -> None:
+        """A meeting about `layers` ended well: they move by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
         with self.lock:
             if delta is not None:
-                self._pending = delta.clone() if self._pending is None else self._pending + delta
-                self.snapshot = self.snapshot + delta
+                pending = torch.zeros_like(self.snapshot) if self._pending is None else self._pending
+                self._pending = self.layers.add(pending, layers, delta)
+                self.snapshot = self.layers.add(self.snapshot, layers, delta)
+            if delta is not None or led:  # who pushes has exchanged, too
                 self.met += 1
+                self._exchanged.update(range(len(self.layers.sizes)) if layers is None else layers)
             if keep:
-                memory = self.pairs[peer].memory if peer in self.pairs else LocalSlots(middle)
-                self.pairs[peer] = Pair(meeting, middle, memory)
+                pair = self.pair(peer)
+                assert pair is not None or layers is None, "two that share nothing speak of everything"
+                before = middle if pair is None else pair.reference
+                self.pairs[peer] = Pair(meeting, self.layers.put(before, layers, middle))
 
     def pair(self, peer: int) -> Pair | None:
         """What is shared with `peer`: their last middle, or what all began with."""
         with self.lock:
             if peer in self.pairs or self.start is None:
                 return self.pairs.get(peer)
-            return Pair("start", self.start, LocalSlots(self.start))
+            return Pair("start", self.start)
 
 
 def _keep(w: Tensor, reference: Tensor, out: Tensor) -> float:

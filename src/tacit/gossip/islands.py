@@ -3,24 +3,24 @@
 Not a network: nobody is late and nobody dies. What is counted is what would be sent.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tacit.gossip.layers import Chosen, Layers
 from tacit.gossip.meeting import distance_apart, keeps_reference, meet
 from tacit.gossip.partners import Gossip
-from tacit.requests import Codec, LocalSlots, Slots
+from tacit.requests import Codec, LocalSlots
 from tacit.rounds.adaptive import Movement, Trigger
 
 
 @dataclass(slots=True)
 class Islands:
-    """`models` are rows of one matrix, changed in place; `layers` are the lengths of the parameters in a row."""
+    """`models` are rows of one matrix, changed in place."""
 
     models: Tensor
-    layers: Sequence[int]
+    layers: Layers
     trigger: Trigger
     codec: Codec
     who: Gossip = field(default_factory=Gossip)
@@ -30,8 +30,8 @@ class Islands:
     _since: list[int] = field(init=False)
     _references: Tensor = field(init=False)
     _agreed: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    _memories: dict[tuple[int, int], tuple[Slots, Slots]] = field(default_factory=dict)
     _start: Tensor = field(init=False)
+    _moved: list[list[float]] = field(init=False)  # squared, by rank and layer, in this step
     _top_lr: float = 0.0
     _number: int = 0
 
@@ -39,54 +39,61 @@ class Islands:
         self._references = self.models.clone()
         self._start = self.models[0].clone()
         self._since = [0] * len(self.models)
+        self._moved = self._squares(self.models - self._references)
 
     def stepped(self, lr: float) -> None:
         """Every island has taken a step; those whose trigger fires call a partner, in an order that changes."""
         world = len(self.models)
         self._top_lr = max(self._top_lr, lr)
         self._since = [since + 1 for since in self._since]
-        moved = self._squares(self.models - self._references)
-        length = self._squares(self._references) if self.trigger.measures else moved
+        self._moved = self._squares(self.models - self._references)
+        lengths = self._squares(self._references)
         first = self._number
         for place in range(world):
             rank = (first + place) % world
-            if not self._since[rank]:
+            if not self._since[rank] and not self.trigger.measures:
                 continue  # somebody called it in this step
-            at = Movement(self._since[rank], moved[rank], length[rank], lr, self._top_lr)
-            if self.trigger.why(at) is None:
+            at = Movement(
+                self._since[rank], self._moved[rank], lengths[rank], self.layers.sizes, lr, self._top_lr
+            )
+            if (wish := self.trigger.wish(at)) is None:
                 continue
             peer = self.who.partner(rank, world, self._number, range(world), self.seed)
             self._number += 1
             if peer is not None:
-                self._meet(rank, peer)
+                self._meet(rank, peer, wish.layers)
 
     def _squares(self, rows: Tensor) -> list[list[float]]:
         if not self.trigger.measures:
-            return [[0.0]] * len(rows)
-        return torch.stack([part.square().sum(1) for part in rows.split(list(self.layers), 1)], 1).tolist()
+            return [[0.0] * len(self.layers.sizes) for _ in rows]
+        return torch.stack([part.square().sum(1) for part in rows.split(self.layers.sizes, 1)], 1).tolist()
 
-    def _meet(self, caller: int, called: int) -> None:
+    def _meet(self, caller: int, called: int, layers: Chosen) -> None:
         pair = (min(caller, called), max(caller, called))
-        reference = self._agreed.get(pair, self._start)
-        if pair not in self._memories:
-            self._memories[pair] = (LocalSlots(reference), LocalSlots(reference))
-        low, high = meet(
-            self.codec, self.models[pair[0]], self.models[pair[1]], reference, self._memories[pair],
-            seed=self.seed, number=self._number,
-        )  # fmt: skip
+        agreed = self._agreed.get(pair, self._start)
+        left, right, reference = (
+            self.layers.pick(flat, layers) for flat in (self.models[pair[0]], self.models[pair[1]], agreed)
+        )
+        memories = LocalSlots(left), LocalSlots(right)
+        low, high = meet(self.codec, left, right, reference, memories, seed=self.seed, number=self._number)
         moves = {pair[0]: low.delta, pair[1]: high.delta}
         for rank in {"symmetric": pair, "push": (called,), "pull": (caller,)}[self.who.mode]:
-            self.models[rank] += moves[rank]
-            self._references[rank] = self.models[rank]
-            self._since[rank] = 0
+            self.models[rank] = self.layers.add(self.models[rank], layers, moves[rank])
+            self._refer(rank, layers)
+        self._refer(caller, layers)
         if keeps_reference(self.codec):
-            self._agreed[pair] = low.middle
-        self._since[caller] = 0
-        self._references[caller] = self.models[caller]
+            self._agreed[pair] = self.layers.put(agreed, layers, low.middle)
         self.exchanges += 1
-        self.sent_nbytes += (2 if self.who.mode == "symmetric" else 1) * self.codec.nbytes(
-            self.models.shape[1]
-        )
+        both = 2 if self.who.mode == "symmetric" else 1
+        self.sent_nbytes += both * self.codec.nbytes(left.numel())
+
+    def _refer(self, rank: int, layers: Chosen) -> None:
+        """From here on the change of these layers is measured from what they are now."""
+        now = self.layers.pick(self.models[rank], layers)
+        self._references[rank] = self.layers.put(self._references[rank], layers, now)
+        self._since[rank] = 0
+        for layer in range(len(self.layers.sizes)) if layers is None else layers:
+            self._moved[rank][layer] = 0.0
 
     def mean(self) -> Tensor:
         return self.models.mean(0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, PairingError
 from tacit.requests import Codec, seed_of
 
 PEERS = ("random", "exponential")
@@ -37,7 +37,11 @@ class Gossip:
         return f"gossip({', '.join(options)})" if options else "gossip"
 
     def check(self, codec: Codec, world: int | None) -> None:
-        """Any codec can be spoken between two."""
+        """Any codec can be spoken between two, but none has to remember: what it does not say stays in the model, and is said next time."""
+        if codec.traits.remembers:
+            raise PairingError(
+                f"{codec} remembers what it did not say, and so do models that gossip: it would be said twice; leave ef() out"
+            )
 
     def partner(self, rank: int, world: int, number: int, live: Sequence[int], seed: int) -> int | None:
         """Whom `rank` calls for its exchange `number`, of the `live` ranks; None: nobody is there."""

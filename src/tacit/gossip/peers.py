@@ -1,6 +1,6 @@
 """Meetings over sockets: a thread answers peers, another calls them, and training goes on meanwhile.
 
-    caller -> called   CALL      which meeting this is, and what the caller thinks both refer to
+    caller -> called   CALL      which meeting this is, of which layers, and what the caller thinks both refer to
     called -> caller   READY, or BUSY: one meeting at a time
     both   <-> both    SWAP      payload for payload, until the codec has heard enough
     called -> caller   PREPARED  it has computed all, and holds it
@@ -33,10 +33,12 @@ from tacit.codecs import CODECS
 from tacit.gossip import frames
 from tacit.gossip.frames import Frame, PeerError, Talk
 from tacit.gossip.island import Doubt, Island
+from tacit.gossip.layers import Chosen
 from tacit.gossip.meeting import Outcome, answer_pair, keeps_reference, speak
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
+from tacit.rounds.adaptive import Wish
 
 _HEARD_S = 60.0  # at most, for a message to arrive
 _CONNECT_S = 3.0
@@ -66,7 +68,7 @@ class Met:
     """How a call ended, for the record; `peer` None: nobody could be called."""
 
     peer: int | None
-    why: str
+    wish: Wish
     outcome: str
     seconds: float = 0.0
     sent_nbytes: int = 0
@@ -100,7 +102,7 @@ class Peers:
         self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
         self._calls, self._meetings = itertools.count(), itertools.count(1)
-        self._wishes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
         self.followed = 0  # meetings to which this rank was called
         self._idle = threading.Event()
         self._idle.set()
@@ -118,10 +120,10 @@ class Peers:
     def calling(self) -> bool:
         return not self._idle.is_set()
 
-    def wish(self, why: str) -> None:
+    def wish(self, wish: Wish) -> None:
         """A meeting is wanted; returns at once."""
         self._idle.clear()
-        self._wishes.put(why)
+        self._wishes.put(wish)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until the last wish came true or failed, which is bounded by the peers' paces."""
@@ -158,9 +160,9 @@ class Peers:
     # ---- calling
 
     def _call_all(self) -> None:
-        while (why := self._wishes.get()) is not None:
+        while (wish := self._wishes.get()) is not None:
             try:
-                met = self._call_one(why)
+                met = self._call_one(wish)
                 if not self._closed.is_set():
                     self._tell(met)
             except Exception as cause:  # a record that cannot be written, say: the next call may well succeed
@@ -169,13 +171,13 @@ class Peers:
                 if self._wishes.empty():
                     self._idle.set()
 
-    def _call_one(self, why: str) -> Met:
+    def _call_one(self, wish: Wish) -> Met:
         """Calls one peer after another until one has time. Being called meanwhile is as good.
 
         Who finds a peer busy waits a little before the next call, each for another time: ranks that all call at the same time
         would find everybody calling.
         """
-        last, met = Met(None, why, "nobody to call"), self._island.met
+        last, met = Met(None, wish, "nobody to call"), self._island.met
         for attempt in range(_TRIES):
             now, members = time.monotonic(), self._members()
             live = [r for r in members if self._paces[r].retry_at <= now]
@@ -183,57 +185,58 @@ class Peers:
             peer = self._who.partner(self._rank, self._world, number, [*live, self._rank], self._seed)
             if peer is None or self._closed.is_set():
                 return last
-            last = self._call(peer, members[peer], why)
+            last = self._call(peer, members[peer], wish)
             if last.outcome != "busy":
                 return last
             share = seed_of(self._seed, self._rank, number, "wait") % 1000 / 1000
             self._closed.wait(share * (1 + attempt) * min(_WAIT_S, self._paces[peer].mean_s or _WAIT_S))
             if self._island.met != met:
-                return Met(None, why, "was called")
+                return Met(None, wish, "was called")
         return last
 
-    def _call(self, peer: int, address: Address, why: str) -> Met:
+    def _call(self, peer: int, address: Address, wish: Wish) -> Met:
         """Others may call this rank until the peer has been reached."""
         pace, began, sent = self._paces[peer], time.monotonic(), 0
         try:
             self._settle(peer, address, began + pace.patience_s)
             talk = self._connect(address, began + pace.patience_s)
             try:
-                outcome = self._lead(talk, peer, pace)
+                outcome = self._lead(talk, peer, pace, wish.layers)
             finally:
                 sent = talk.sent_nbytes
                 self._leave(talk)
         except _NO_PEER as cause:
             pace.failed(time.monotonic())
-            return Met(peer, why, str(cause), time.monotonic() - began, sent)
+            return Met(peer, wish, str(cause), time.monotonic() - began, sent)
         finally:
             self._sent(sent)
         seconds = time.monotonic() - began
         if outcome == "met":
             pace.took(seconds)
-        return Met(peer, why, outcome, seconds, sent)
+        return Met(peer, wish, outcome, seconds, sent)
 
-    def _lead(self, talk: Talk, peer: int, pace: Pace) -> str:
+    def _lead(self, talk: Talk, peer: int, pace: Pace, layers: Chosen) -> str:
         if not self._meeting.acquire(timeout=min(FIRST_S, pace.patience_s)):
             return "busy"
         try:
-            return self._led(talk, peer, time.monotonic() + pace.patience_s)
+            return self._led(talk, peer, layers, time.monotonic() + pace.patience_s)
         finally:
             self._meeting.release()
 
-    def _led(self, talk: Talk, peer: int, deadline: float) -> str:
+    def _led(self, talk: Talk, peer: int, layers: Chosen, deadline: float) -> str:
         pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._meetings)}"
         self._leading = meeting
         version = pair.version if pair else None
         words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
-        talk.send(frames.CALL, words | {"says": str(self._codec), "numel": self._island.numel}, deadline)
+        words |= {"says": str(self._codec), "numel": self._island.numel, "layers": layers}
+        talk.send(frames.CALL, words, deadline)
         answer = talk.receive(deadline)
         if answer.kind == frames.BUSY:
             return "busy"
         if answer.kind != frames.READY:
             raise PeerError("a peer answered a call with something else")
         known = pair is not None and answer.words.get("refers") == version
-        result = self._converse(talk, peer, meeting, known, 0, deadline)
+        layers, result = self._converse(talk, peer, meeting, layers, known, 0, deadline)
         prepared = talk.expect(frames.PREPARED, deadline)
         if prepared.words.get("middle") != _digest(result.middle):
             raise PeerError("the two sides of a meeting came to different ends")
@@ -242,8 +245,7 @@ class Peers:
             if meeting == self._void:
                 raise PeerError("a peer has given the meeting up")
             self._happened[peer].append(meeting)  # from here on it has
-            self._island.conclude(peer, meeting, delta, result.middle, self._keeps)
-            self._island.met += delta is None  # who pushes has exchanged, too
+            self._island.conclude(peer, meeting, layers, delta, result.middle, keep=self._keeps, led=True)
         with suppress(PeerError):  # the peer asks, if it does not hear this
             talk.send(frames.COMMIT, {}, deadline)
             talk.expect(frames.DONE, deadline)
@@ -294,6 +296,7 @@ class Peers:
         deadline = time.monotonic() + pace.patience_s
         if (words["says"], words["numel"]) != (str(self._codec), self._island.numel):
             raise PeerError(f"rank {peer} speaks {words['says']} about {words['numel']} parameters")
+        layers = self._island.layers.read(words["layers"])
         doubt = self._island.doubts.get(peer)
         if doubt is not None and doubt.incarnation != words["incarnation"]:
             self._decide(doubt, False)  # it was here before, and died
@@ -309,9 +312,9 @@ class Peers:
             version = pair.version if pair else None
             talk.send(frames.READY, {"refers": version}, deadline)
             known = pair is not None and version == words["refers"]
-            result = self._converse(talk, peer, words["meeting"], known, 1, deadline)
+            layers, result = self._converse(talk, peer, words["meeting"], layers, known, 1, deadline)
             delta = result.delta if self._who.mode != "pull" else None
-            doubt = Doubt(words["meeting"], peer, words["incarnation"], delta, result.middle)
+            doubt = Doubt(words["meeting"], peer, words["incarnation"], layers, delta, result.middle)
             self._island.doubts[peer] = doubt
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
             talk.expect(frames.COMMIT, deadline)
@@ -366,26 +369,37 @@ class Peers:
             del self._island.doubts[doubt.caller]
             if happened:
                 self.followed += 1
-                self._island.conclude(doubt.caller, doubt.meeting, doubt.delta, doubt.middle, self._keeps)
+                self._island.conclude(
+                    doubt.caller,
+                    doubt.meeting,
+                    doubt.layers,
+                    doubt.delta,
+                    doubt.middle,
+                    keep=self._keeps,
+                    led=False,
+                )
 
     # ---- both sides
 
     def _converse(
-        self, talk: Talk, peer: int, meeting: str, known: bool, place: int, deadline: float
-    ) -> Outcome:
-        """The codec's conversation, about the difference to what both know; in full where they do not agree on that."""
+        self, talk: Talk, peer: int, meeting: str, layers: Chosen, known: bool, place: int, deadline: float
+    ) -> tuple[Chosen, Outcome]:
+        """The codec's conversation, about the difference to what both know. Where they do not agree on that, it is about all layers, in full."""
         with self._island.lock:
-            w, pair = self._island.snapshot, self._island.pair(peer)
+            snapshot, pair = self._island.snapshot, self._island.pair(peer)
+        if self._keeps and not known:
+            layers = None
+        w = self._island.layers.pick(snapshot, layers)
         if known and pair is not None:
-            codec, reference, memory = self._codec, pair.reference, pair.memory
+            codec, reference = self._codec, self._island.layers.pick(pair.reference, layers)
         else:
-            codec, reference, memory = CODECS["none"](), torch.zeros_like(w), LocalSlots(w)
+            codec, reference = CODECS["none"](), torch.zeros_like(w)
         number = zlib.crc32(meeting.encode())
-        said = speak(codec, w, reference, place=place, memory=memory, seed=self._seed, number=number)
+        said = speak(codec, w, reference, place=place, memory=LocalSlots(w), seed=self._seed, number=number)
         result = _drive(said, place, lambda own: _swapped(talk, own, deadline))
         if not bool(result.middle.isfinite().all()):
             raise PeerError("a model is not finite, and stays alone")
-        return result
+        return layers, result
 
     def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, dict[str, Any]]:
         """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`; and how many steps and merges it has behind it."""

@@ -3,7 +3,7 @@
 from typing import ClassVar, Protocol
 
 from tacit.rounds.adacomm import AdaComm
-from tacit.rounds.adaptive import Adaptive, Movement, Trigger
+from tacit.rounds.adaptive import Adaptive, Movement, Trigger, Wish
 from tacit.rounds.diloco import DiLoCo
 from tacit.rounds.elastic import Elastic
 from tacit.rounds.every_step import EveryStep
@@ -54,4 +54,5 @@ __all__ = [
     "Stale",
     "Streaming",
     "Trigger",
+    "Wish",
 ]

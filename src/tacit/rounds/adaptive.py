@@ -1,11 +1,15 @@
-"""Adaptive gossip (our reading of Ho, Wu & Liu 2018): talk when the local model has changed enough.
+"""Adaptive gossip (our reading of Ho, Wu & Liu 2018): talk when the local model has changed enough. Each layer for itself, and by its size.
 
-    after a step:  talk if  |w - ref| > theta (lr / its largest)^follow |ref|  for a layer      ref: as it was after the last exchange
+    after a step:  talk of layer k if  |w_k - ref_k| > theta (lr / its largest)^follow (n_k / the largest n)^(1/4) |ref_k|
 
-No network is asked for it. Left alone, models part like random walks: by lr sqrt(T) in T steps. The sum of their squared distances
-over the training, for a given number of meetings, is least with meetings in proportion to lr, which is at a distance of sqrt(lr):
-hence `follow` is 1/2. With 0 theta is constant, and they stay apart; with 1 they meet as often to the end, when it matters least.
-With `by=model` w is the whole model, as the paper may have had it. Who leaves theta out gets one that suits the codec.
+ref_k is the layer as it was after its last exchange, n_k the number of its elements. No network is asked for it. Other layers go along
+where saying them too early wastes less than a meeting of their own would cost.
+
+Why so: left alone, models part like random walks, in T steps by squares of r T, with r in proportion to lr^2. To meet costs n / T bytes a step.
+The sum of squared distances for a given number of bytes is least with T in proportion to sqrt(n / r); what parts them then is the root of r T,
+which goes with sqrt(lr) and n^(1/4). So small layers meet often, for next to nothing, and all of them most where steps are long. With `follow=0`
+theta is constant and models stay apart; with 1 they meet as often to the end, when it matters least. With `by=model` w is the whole
+model, as the paper may have had it, and all of it is said. Who leaves theta out gets one that suits the codec.
 """
 
 import math
@@ -17,6 +21,7 @@ from tacit.errors import ConfigError
 from tacit.rounds.merging import share
 
 ROOT = 0.5
+MEETING = 1 / 64  # what a meeting costs by itself, in sayings of the largest layer
 
 
 def default_theta(bits: float) -> float:
@@ -28,13 +33,22 @@ def default_theta(bits: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """How far a model has come since the last exchange: squared lengths by layer."""
+    """How far a model has come since the last exchange, layer by layer."""
 
-    since: int  # steps
+    since: int  # steps, for rules that count them
     moved: Sequence[float]  # |w - ref|^2
     length: Sequence[float]  # |ref|^2
+    sizes: Sequence[int]
     lr: float
     top_lr: float  # the largest so far
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """To talk, now: why, for the record, and of which layers (None: of all)."""
+
+    why: str
+    layers: tuple[int, ...] | None = None
 
 
 class Trigger(Protocol):
@@ -42,8 +56,8 @@ class Trigger(Protocol):
 
     measures: ClassVar[bool]  # whether it looks at lengths at all
 
-    def why(self, movement: Movement) -> str | None:
-        """The reason to talk now, for the record; None: not yet."""
+    def wish(self, movement: Movement) -> Wish | None:
+        """Whether to talk now."""
         ...
 
 
@@ -81,14 +95,28 @@ class Adaptive:
         """The same, with a theta."""
         return self if self.theta is not None else replace(self, theta=default_theta(bits))
 
-    def why(self, movement: Movement) -> str | None:
+    def wish(self, movement: Movement) -> Wish | None:
         assert self.theta is not None, "a Strategy has chosen one"
         slowed = movement.lr / movement.top_lr if movement.top_lr else 1.0
         theta = self.theta * slowed**self.follow
-        pairs = list(zip(movement.moved, movement.length, strict=True))
         if self.by == "model":
-            pairs = [(math.fsum(movement.moved), math.fsum(movement.length))]
-        change = (
-            max((moved / length if length else math.inf) if moved else 0.0 for moved, length in pairs) ** 0.5
-        )
-        return f"moved {100 * change:.3g} %" if change > theta else None
+            change = _change(math.fsum(movement.moved), math.fsum(movement.length))
+            return Wish(_moved(change)) if change > theta else None
+        largest = max(movement.sizes)
+        sizes = [size / largest for size in movement.sizes]
+        changes = [_change(m, length) for m, length in zip(movement.moved, movement.length, strict=True)]
+        limits = [theta * max(size, MEETING) ** 0.25 for size in sizes]
+        over = [change for change, limit in zip(changes, limits, strict=True) if change > limit]
+        if not over:
+            return None
+        steps_lost = [1 - (change / limit) ** 2 for change, limit in zip(changes, limits, strict=True)]
+        said = tuple(k for k, lost in enumerate(steps_lost) if sizes[k] * lost < MEETING)
+        return Wish(_moved(max(over)), said if len(said) < len(sizes) else None)
+
+
+def _change(moved: float, length: float) -> float:
+    return math.sqrt((moved / length if length else math.inf) if moved else 0.0)
+
+
+def _moved(change: float) -> str:
+    return f"moved {100 * change:.3g} %"

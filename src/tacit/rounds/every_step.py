@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.rounds.adaptive import Movement
+from tacit.rounds.adaptive import Movement, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,6 @@ class EveryStep:
     def __str__(self) -> str:
         return "every"
 
-    def why(self, movement: Movement) -> str | None:
+    def wish(self, movement: Movement) -> Wish | None:
         """As a trigger of gossip: after every step."""
-        return "every step"
+        return Wish("every step")

@@ -6,7 +6,7 @@ w_i <- mean_j w_j          every H steps
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.rounds.adaptive import Movement
+from tacit.rounds.adaptive import Movement, Wish
 from tacit.rounds.merging import Periodic
 
 
@@ -16,6 +16,6 @@ class Local(Periodic):
 
     measures: ClassVar[bool] = False
 
-    def why(self, movement: Movement) -> str | None:
+    def wish(self, movement: Movement) -> Wish | None:
         """As a trigger of gossip: so many steps after the last exchange."""
-        return f"every {self.every} steps" if movement.since >= self.every else None
+        return Wish(f"every {self.every} steps") if movement.since >= self.every else None
