@@ -144,7 +144,7 @@ def _refusals(rank, world):
 def test_what_cannot_work_is_refused_with_the_way_out(ranks):
     said = ranks.run(2, _refusals)[0]
     assert "give attach() the optimizer" in said[0] and "attach the plain module" in said[1]
-    assert "adaptive(0.07) / none / gossip" in said[2] and "gossip has none" in said[3]
+    assert "adaptive(0.06) / none / gossip" in said[2] and "gossip has none" in said[3]
 
 
 def _late(rank, world):

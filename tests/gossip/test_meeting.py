@@ -98,17 +98,17 @@ def test_one_layer_is_enough_by_layer_and_says_itself_and_by_model_all_are_said(
 
 
 def test_small_layers_talk_sooner_by_the_fourth_root_of_their_size_and_the_smallest_not_for_nothing():
-    rule, sizes = Adaptive(0.08), [160_000, 10_000, 10]
-    for layer, limit in enumerate((0.08, 0.04, 0.08 * (1 / 64) ** 0.25)):
+    rule, sizes = Adaptive(0.08), [160_000, 40_000, 10]
+    for layer, limit in enumerate((0.08, 0.08 * 0.5**0.5, 0.08 * (1 / 16) ** 0.25)):
         just_over = [1.001 * limit if k == layer else 0.0 for k in range(3)]
         assert layer in rule.wish(moved(*just_over, sizes=sizes)).layers
         assert rule.wish(moved(*(0.998 * by for by in just_over), sizes=sizes)) is None
 
 
 def test_layers_go_along_if_that_wastes_less_than_a_meeting_of_their_own_costs():
-    """A layer of 1 / 64 of the largest may go at any time; the largest if it would in a 64th of its steps, which go with the square."""
-    rule, sizes = Adaptive(0.02), [6400, 6400, 90, 110]
-    nearly = 0.02 * (63 / 64) ** 0.5
+    """A layer of a 16th of the largest may go at any time; the largest if it would in a 16th of its steps, which go with the square."""
+    rule, sizes = Adaptive(0.02), [6400, 6400, 390, 410]
+    nearly = 0.02 * (15 / 16) ** 0.5
     assert rule.wish(moved(0.0201, nearly + 1e-5, 0.0, 0.0, sizes=sizes)).layers == (0, 1, 2)
     assert rule.wish(moved(0.0201, nearly - 1e-5, 0.0, 0.01, sizes=sizes)).layers == (0, 2, 3)
     assert rule.wish(moved(0.0201, 0.0201, 0.0, 0.01, sizes=sizes)).layers is None  # all of them

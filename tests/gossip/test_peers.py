@@ -201,7 +201,9 @@ def test_a_meeting_about_a_layer_moves_and_says_that_layer_only_on_both_sides(co
             assert torch.equal(model[0], torch.full((3000,), value))
             assert (model[1] - 2.0).square().mean().sqrt() < 0.25  # of 1.0 before: 4 bits of what was said
         torch.testing.assert_close(models[0] + models[1], torch.full((2, 3000), 4.0), atol=1e-4, rtol=0)
-        for number in range(1, 12):  # what both refer to goes on by layers: they agree on all of it in the end
+        for number in range(
+            1, 12
+        ):  # what both refer to goes on by layers: they agree on all of it in the end
             _, models = meet_about(found, (number % 2,), caller=number % 2)
         torch.testing.assert_close(models[0], models[1], atol=1e-2, rtol=0)
         assert [island.met for _, island, _ in found] == [12, 12]

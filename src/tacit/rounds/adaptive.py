@@ -21,14 +21,14 @@ from tacit.errors import ConfigError
 from tacit.rounds.merging import share
 
 ROOT = 0.5
-MEETING = 1 / 64  # what a meeting costs by itself, in sayings of the largest layer
+MEETING = 1 / 16  # what a meeting costs by itself, in sayings of the largest layer
 
 
 def default_theta(bits: float) -> float:
-    """How far layers may part. For a codec of `bits` an element: 0.07 from four bits on. Traffic is about bits / theta^1.2, so who says less
+    """How far layers may part. For a codec of `bits` an element: 0.06 from four bits on. Traffic is about bits / theta^1.2, so who says less
     than that at a time can afford to meet more often, and has to. docs/rounds.md shows the decade around it.
     """
-    return float(f"{0.07 * min(1, bits / 4) ** 1.2:.2g}")
+    return float(f"{0.06 * min(1, bits / 4) ** 1.2:.2g}")
 
 
 @dataclass(frozen=True, slots=True)
