@@ -73,7 +73,7 @@ def test_a_registered_codec_can_be_written_by_name():
     ("text", "whole"),
     [
         ("adaptive", "adaptive(0.06) / hush / gossip"),
-        ("adaptive / topk(share=0.0625)", "adaptive(0.0059) / topk(share=0.0625, bits=2, chunk=4096) / gossip"),
+        ("adaptive / topk(share=0.0625)", "adaptive(0.005) / topk(share=0.0625, bits=2, chunk=4096) / gossip"),
         ("adaptive(by=model) / none", "adaptive(0.06, by=model) / none / gossip"),
         ("adaptive(0.3) / hush", "adaptive(0.3) / hush / gossip"),
         ("sparseloco(20)", "sparseloco(20, rate=1) / ef(topk(share=0.015625, bits=2, chunk=4096), decay=0.95) / sharded"),
