@@ -100,8 +100,7 @@ class Book:
         with island.lock:
             now, self._moved = self.flat(), island.snapshot.double() * 0
             self._start, self._local = now.double(), now.double() * 0
-            if island._pending is not None:  # met before the first step
-                self._moved += island._pending
+            self._add_pending(self._moved)  # met before the first step
         self._now = now
         self._first = island.step
         self.last_s, self._waited_s = time.monotonic(), self._waits.seconds()
@@ -120,9 +119,8 @@ class Book:
         island = self._island
         self._now = self.flat()
         with island.lock:
-            seen, pending = island.snapshot, island._pending
-        whole = self._now if pending is None else self._now + pending
-        self._torn += not seen.allclose(whole, rtol=0, atol=0 if pending is None else 1e-6)
+            seen, whole = island.snapshot, self._add_pending(self._now.clone())
+        self._torn += not seen.equal(whole)
         self._digests.append(self.digest(self._now))
         now, waited = time.monotonic(), self._waits.seconds()
         pause, kept = now - self.last_s, waited - self._waited_s
@@ -150,9 +148,15 @@ class Book:
         """What the model lacks of the sum of its parts, relative to its length."""
         island = self._island
         with island.lock:
-            whole = self.flat().double() + (0 if island._pending is None else island._pending)
+            whole = self._add_pending(self.flat().double())
             lack = whole - self._start - self._local - self._moved
         return float(lack.norm() / whole.norm())
+
+    def _add_pending(self, flat: Any) -> Any:
+        """What peers have added since the last step."""
+        for layer, delta in self._island._pending.items():
+            self._island.layers.add(flat, (layer,), delta)
+        return flat
 
     def _watch(self) -> None:
         """Every meeting that is concluded is written down, by whichever thread concludes it."""
@@ -166,7 +170,7 @@ class Book:
             with island.lock:
                 conclude(island, peer, meeting, layers, delta, middle, **how)
                 if self._island is island and delta is not None:
-                    self._moved = island.layers.add(self._moved, layers, delta)
+                    island.layers.add(self._moved, layers, delta)
                 after = self.digest(island.snapshot)
             gained = 0.0 if delta is None else float(delta.double().sum())
             self.write(

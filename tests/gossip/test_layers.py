@@ -20,11 +20,14 @@ def test_the_parameters_of_a_module_are_a_layer():
 
 @pytest.mark.parametrize("chosen", [None, (0,), (1,), (0, 2), (0, 1, 2)])
 def test_what_is_picked_can_be_put_back_and_added(chosen):
-    picked = LAYERS.pick(FLAT, chosen)
-    assert torch.equal(LAYERS.put(FLAT, chosen, picked), FLAT)
-    added = LAYERS.add(FLAT, chosen, torch.ones_like(picked))
-    assert torch.equal(LAYERS.pick(added, chosen), picked + 1)
-    assert (added - FLAT).sum() == picked.numel() and torch.equal(FLAT, torch.arange(10.0))
+    picked, flat = LAYERS.pick(FLAT, chosen).clone(), FLAT.clone()
+    LAYERS.add(flat, chosen, torch.ones_like(picked))
+    assert torch.equal(LAYERS.pick(flat, chosen), picked + 1) and (flat - FLAT).sum() == picked.numel()
+    LAYERS.put(flat, chosen, picked)
+    assert torch.equal(flat, FLAT)
+    assert [len(part) for part in LAYERS.parts(picked, chosen)] == [
+        LAYERS.sizes[k] for k in LAYERS.numbers(chosen)
+    ]
 
 
 def test_squares_are_of_each_layer():
@@ -32,8 +35,14 @@ def test_squares_are_of_each_layer():
     assert torch.equal(LAYERS.pick(FLAT, (0, 2)), torch.tensor([0.0, 1.0, 2.0, 8.0, 9.0]))
 
 
-def test_layers_that_a_peer_names_must_be_some_of_ours_in_order():
-    assert LAYERS.read(None) is None and LAYERS.read([0, 2]) == (0, 2)
-    for told in ([], [3], [-1], [1, 0], [1, 1], [0.0], ["0"], [True, 0], "01", 7, {}):
+def test_layers_are_told_in_a_few_letters_and_must_be_some_of_ours():
+    for chosen in (None, (0,), (0, 2), (0, 1, 2)):
+        assert LAYERS.read(LAYERS.tell(chosen)) == chosen
+    assert len(Layers((1,) * 12_000).tell(tuple(range(12_000)))) == 3_000
+    for told in ("", "0", "8", "-1", "x", [0], [], 7, True, {}, 0.5):
         with pytest.raises((ValueError, TypeError)):
             LAYERS.read(told)
+
+
+def test_models_that_are_cut_otherwise_have_another_checksum():
+    assert LAYERS.crc == Layers((3, 5, 2)).crc != Layers((5, 3, 2)).crc

@@ -84,7 +84,9 @@ def test_the_threshold_follows_the_learning_rate():
     root, straight, constant = Adaptive(0.02), Adaptive(0.02, follow=1), Adaptive(0.02, follow=0)
     for rule, limit in ((root, 0.01), (straight, 0.005), (constant, 0.02)):  # a quarter of the rate
         assert rule.wish(moved(1.001 * limit, lr=0.025)) and not rule.wish(moved(0.999 * limit, lr=0.025))
-    assert Adaptive(0.02).wish(moved(0.0, lr=0.0)) is None
+    for rule in (root, Adaptive(0.02, by="model")):  # at a rate of 0 nobody learns any more
+        assert rule.wish(moved(0.0, lr=0.0)) is None and rule.wish(moved(0.5, 0.1, lr=0.0)) is None
+    assert constant.wish(moved(0.5, lr=0.0, top=0.0)) == Wish("moved 50 %")
 
 
 def test_one_layer_is_enough_by_layer_and_says_itself_and_by_model_all_are_said():
@@ -113,6 +115,15 @@ def test_layers_go_along_if_that_wastes_less_than_a_meeting_of_their_own_costs()
     assert rule.wish(moved(0.0201, nearly - 1e-5, 0.0, 0.01, sizes=sizes)).layers == (0, 2, 3)
     assert rule.wish(moved(0.0201, 0.0201, 0.0, 0.01, sizes=sizes)).layers is None  # all of them
     assert rule.wish(moved(0.0199, 0.0199, 0.0, 0.0, sizes=sizes)) is None
+
+
+def test_a_meeting_costs_no_more_in_a_model_with_one_huge_layer():
+    sizes = [1 << 30, 1 << 20, 1 << 14]
+    far = moved(0.0201, 0.001, 0.0, sizes=sizes)
+    assert Adaptive(0.02).wish(far).layers == (0,)
+    just = 0.02 * 2**-4  # of 2^14 elements of 2^30
+    assert Adaptive(0.02).wish(moved(0.0, 0.0, 1.001 * just, sizes=sizes)).layers == (2,)
+    assert Adaptive(0.02).wish(moved(0.0, 0.0, 0.999 * just, sizes=sizes)) is None
 
 
 def test_what_remembers_is_refused_among_models_that_remember_anyway():

@@ -11,7 +11,7 @@ from torch import nn
 
 from tacit.gossip import frames
 from tacit.gossip.frames import PeerError, Talk
-from tacit.gossip.island import Island
+from tacit.gossip.island import Doubt, Island
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.gossip.peers import Address, Peers
@@ -105,7 +105,14 @@ def test_different_middles_move_nobody():
 
 def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait():
     with rank_zero({}) as (peers, island, _):
-        words = {"rank": 1, "refers": None, "says": "none", "numel": 4, "layers": None}
+        words = {
+            "rank": 1,
+            "refers": None,
+            "says": "none",
+            "numel": 4,
+            "layout": island.layers.crc,
+            "layers": None,
+        }
         first = call_of(peers)
         first.send(frames.CALL, words | {"meeting": "1-a-1", "incarnation": "a"}, soon())
         first.expect(frames.READY, soon())
@@ -146,12 +153,31 @@ def test_nonsense_ends_its_connection_and_nothing_else():
 def test_one_that_does_not_answer_is_called_more_and_more_rarely_and_at_once_when_it_calls():
     pace, waits = Pace(), []
     for _ in range(6):
-        pace.failed(100.0)
+        pace.failed(100.0, 1000)
         waits.append(pace.retry_at - 100.0)
     assert waits == [1, 2, 4, 8, 8, 8]
-    assert pace.patience_s == 16 * FIRST_S  # a large model on a slow link needs it; silence ends it sooner
+    assert (
+        pace.patience_s(1000) == 16 * FIRST_S
+    )  # a large model on a slow link needs it; silence ends it sooner
     pace.answered()
-    assert (pace.retry_at, pace.patience_s) == (0.0, FIRST_S)
+    assert (pace.retry_at, pace.patience_s(1000)) == (0.0, FIRST_S)
+
+
+def test_patience_is_of_the_size_of_what_is_said():
+    pace = Pace()
+    for _ in range(200):
+        pace.took(0.01, 1000)
+    assert pace.patience_s(1000) == 0.5  # never less
+    assert (
+        pace.patience_s(1 << 30) == FIRST_S
+    )  # a model may take longer than its biases, but nobody knows how long
+    for _ in range(200):
+        pace.took(5.0, 1 << 30)
+    assert pace.patience_s(1000) == 0.5 and pace.patience_s(1 << 30) == pytest.approx(10.0)
+    assert pace.patience_s(1 << 31) == pytest.approx(20.0) and pace.patience_s(1 << 40) == FIRST_S
+    assert pace.mean_s(1000) == pytest.approx(0.01) and pace.mean_s(1 << 29) == pytest.approx(5.0)
+    pace.failed(0.0, 1 << 30)
+    assert pace.patience_s(1 << 30) > 10.5 and pace.patience_s(1000) == 0.5  # more for what has failed
 
 
 def test_silence_ends_a_talk_long_before_its_deadline(monkeypatch):
@@ -164,15 +190,17 @@ def test_silence_ends_a_talk_long_before_its_deadline(monkeypatch):
 
 
 @contextmanager
-def two(codec, *, begun=True):
+def two(codec, *, begun=True, mode="symmetric", dtype=torch.float32):
     """Two ranks that know each other, with models of two layers of 3,000: all ones, and all threes. `begun` together, from zeros."""
     found, addresses = [], {}
     try:
         for rank, value in enumerate((1.0, 3.0)):
-            layers = {f"{name}.weight": nn.Parameter(torch.full((3000,), value)) for name in "ab"}
+            layers = {
+                f"{name}.weight": nn.Parameter(torch.full((3000,), value, dtype=dtype)) for name in "ab"
+            }
             island, told = Island(layers, start=torch.zeros(6000) if begun else None), []
             peers = Peers(
-                island, Gossip(), parse_codec(codec), rank=rank, world=2, incarnation=str(rank), seed=0, host="127.0.0.1",
+                island, Gossip(mode=mode), parse_codec(codec), rank=rank, world=2, incarnation=str(rank), seed=0, host="127.0.0.1",
                 members=lambda rank=rank: {r: a for r, a in addresses.items() if r != rank}, tell=told.append,
                 sent=lambda nbytes: None,
             )  # fmt: skip
@@ -221,10 +249,103 @@ def test_two_that_share_nothing_yet_speak_of_all_layers_in_full():
         assert sent < 4 * 3000  # from now on they do
 
 
+def test_two_that_do_not_refer_to_the_same_speak_of_everything_the_next_time():
+    with two("hush") as found:
+        meet_about(found, (0,))
+        before = found[1][1].snapshot.clone()
+        found[0][1].pairs[1].reference[0] += 1.0  # no longer what rank 1 has, and called the same
+        peers, _, told = found[0]
+        peers.wish(Wish("test", (0,)))
+        assert peers.wait(SECONDS) and "different ends" in told[-1].outcome
+        assert torch.equal(found[1][1].snapshot, before)
+        found[1][0].settle()  # how it ended, as it asks before its own next call
+        peers._paces[1].answered()
+        sent, models = meet_about(found, (0,))
+        assert sent >= 4 * 6000 and told[-1].layers is None
+        torch.testing.assert_close(models[0], models[1], rtol=0, atol=1e-6)
+        left, right = (island.pairs[1 - rank] for rank, (_, island, _) in enumerate(found))
+        assert left.version == right.version and torch.equal(left.reference, right.reference)
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_one_side_moves_about_a_layer_and_who_has_exchanged_measures_anew(mode):
+    with two("none", mode=mode) as found:
+        for _, island, _ in found:
+            island.refer()
+        _, models = meet_about(found, (1,))
+        moved, still = (1, 0) if mode == "push" else (0, 1)
+        assert torch.equal(models[moved][1], torch.full((3000,), 2.0)) and models[still].unique().numel() == 1
+        assert [island.met for _, island, _ in found] == ([1, 1] if mode == "push" else [1, 0])
+        assert found[0][1]._exchanged == {1}
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_layer_that_was_left_in_doubt_moves_when_it_is_known_and_blocks_its_peer_until_then(happened):
+    with two("hush") as found:
+        (peers, island, _), (caller, *_) = found
+        middle = torch.full((3000,), 2.0)
+        island.doubts[1] = Doubt("1-1-7", 1, "1", (1,), torch.ones(3000), middle)
+        assert peers._led(None, 1, None, soon()) == ("busy", None)  # what both refer to is open
+        if happened:
+            caller._happened[0].append("1-1-7")
+        peers.settle()
+        expected = torch.cat([torch.ones(3000), torch.full((3000,), 2.0 if happened else 1.0)])
+        assert not island.doubts and torch.equal(island.snapshot, expected)
+        assert (1 in island.pairs) == happened
+        if happened:
+            assert torch.equal(island.pairs[1].reference, torch.cat([torch.zeros(3000), middle]))
+        assert torch.equal(island.start, torch.zeros(6000))  # which others still refer to
+
+
+def test_a_model_that_is_cut_otherwise_is_not_met():
+    with rank_zero({}) as (peers, island, _):
+        words = {
+            "rank": 1,
+            "refers": None,
+            "says": "none",
+            "numel": 4,
+            "layout": island.layers.crc,
+            "meeting": "x",
+            "incarnation": "a",
+        }
+        for wrong in ({"layout": 1, "layers": None}, {"layers": "4"}, {"layers": [0]}, {}):
+            talk = call_of(peers)
+            talk.send(frames.CALL, words | wrong, soon())
+            with pytest.raises(PeerError):
+                talk.receive(soon())
+            talk.close()
+        assert torch.equal(island.snapshot, torch.ones(4))
+
+
+def test_what_is_added_between_two_steps_is_not_taken_for_movement():
+    island = Island({"a.weight": nn.Parameter(torch.ones(10)), "b.weight": nn.Parameter(torch.ones(10))})
+    island.refer()
+    island.stepped()
+    island.conclude(1, "m", (0,), torch.full((10,), 5.0), torch.ones(10), keep=False, led=True)
+    assert torch.equal(island.seen((0,)), torch.full((10,), 6.0)) and island.moved == [0.0, 0.0]
+    island.stepped()
+    assert island.moved == [0.0, 0.0] and island.lengths == [360.0, 10.0]
+    assert torch.equal(island.flat(), torch.cat([torch.full((10,), 6.0), torch.ones(10)]))
+
+
+def test_layers_that_nobody_spoke_of_keep_their_bits_in_any_precision():
+    for dtype in (torch.bfloat16, torch.float64):
+        with two("none", dtype=dtype) as found:
+            island = found[0][1]
+            with torch.no_grad():
+                for parameter in island.parameters.values():
+                    parameter.fill_(1 / 3)
+            island.stepped()
+            meet_about(found, (0,))
+            assert island.stepped()
+            first, second = island.parameters.values()
+            assert torch.equal(second, torch.full((3000,), 1 / 3, dtype=dtype)) and first[0] > 1.6
+
+
 def test_a_layers_change_is_measured_from_its_own_last_exchange():
     with two("none") as found:
         island = found[0][1]
-        island.refer(anew=True)
+        island.refer()
         with torch.no_grad():
             for parameter in island.parameters.values():
                 parameter += 0.5
@@ -232,7 +353,6 @@ def test_a_layers_change_is_measured_from_its_own_last_exchange():
         assert island.moved == pytest.approx([750.0, 750.0]) and island.lengths == [3000.0, 3000.0]
         meet_about(found, (0,))
         island.stepped()
-        island.refer()
         assert island.moved == pytest.approx([0.0, 750.0]) and island.lengths == pytest.approx(
             [15187.5, 3000.0]
         )

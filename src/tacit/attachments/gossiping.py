@@ -159,20 +159,18 @@ class GossipAttachment:
             self._host.tell(self._island.flat() if changed else None, self._island.snapshot)
 
     def _stepped(self) -> None:
+        calling = self._peers.calling  # asked first: what a call that ends now has moved is measured below
         self._tell(self._island.stepped())
         self._handle.stepped(0)
         lr = float(self._optimizer.param_groups[0]["lr"])
         self._top_lr = max(self._top_lr, lr)
-        if self._trigger.measures:
-            self._look_at_change(lr)
-        else:
+        if not self._trigger.measures:
             self._look_at_period(lr)
+        elif not calling:
+            self._look_at_change(lr)
 
     def _look_at_change(self, lr: float) -> None:
         """Nothing is waited for: who calls now will still have moved after the next step."""
-        self._island.refer()  # what was exchanged, as caller or called
-        if self._peers.calling:
-            return
         if (wish := self._trigger.wish(self._movement(lr))) is not None:
             self._peers.wish(wish)
 
@@ -195,11 +193,11 @@ class GossipAttachment:
         """From here on the model's change is measured from what it is now."""
         self._since, self._followed = 0, self._peers.followed
         if self._trigger.measures:
-            self._island.refer(anew=True)
+            self._island.refer()
 
     def _heard(self, met: Met) -> None:
         self._handle.record(
-            "exchange", step=self._island.step, peer=met.peer, why=met.wish.why, layers=met.wish.layers,
+            "exchange", step=self._island.step, peer=met.peer, why=met.why, layers=met.layers,
             outcome=met.outcome, seconds=met.seconds, sent_nbytes=met.sent_nbytes,
         )  # fmt: skip
         self._peers.settle()
@@ -339,7 +337,7 @@ class GossipAttachment:
 
     def _kept_model(self) -> Tensor:
         layout = Run(tuple(self.numels), tuple(self.numels.values()))
-        return self._handle.memory.vector("model", layout, self._island.snapshot.device)
+        return self._handle.memory.vector("model", layout, self._island.device)
 
     def close(self) -> None:
         self._hook.remove()

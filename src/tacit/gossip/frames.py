@@ -17,7 +17,7 @@ from typing import Any
 from tacit.errors import TransportError
 
 _HEAD = struct.Struct("<4sBIQI")  # magic, kind, bytes of words, bytes of payload, their checksum
-_MAGIC = b"tgs1"
+_MAGIC = b"tgs2"
 MOST_WORDS = 1 << 16
 SILENCE_S = 10.0  # not a byte moved, either way
 CALL, READY, BUSY, SWAP, PREPARED, COMMIT, DONE, OUTCOME, GET, MODEL = range(10)

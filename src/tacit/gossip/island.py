@@ -1,7 +1,8 @@
-"""One rank's model as its peers see it: a snapshot of the last step, and what meetings have added to it since.
+"""One rank's model as its peers see it: as it was after the last step, and what meetings have added to it since.
 
-The training thread owns the parameters. Peers work on the snapshot, and what they change is added to the parameters after the
-next step: adding keeps what was learned meanwhile, and the mean of all models too. Nobody ever sees half a step.
+The training thread owns the parameters. Peers work on a copy of the last step's, and what they change is added to the parameters after
+the next step: adding keeps what was learned meanwhile, and the mean of all models too. Nobody ever sees half a step. What a meeting
+does here, lock included, takes as long as the layers that it is about are large, not as the model is.
 """
 
 import threading
@@ -42,7 +43,6 @@ class Island:
     parameters: Mapping[str, nn.Parameter]
     start: Tensor | None = None  # what all ranks began with; None on one that came later
     step: int = 0
-    snapshot: Tensor = field(init=False)
     layers: Layers = field(init=False)
     reference: Tensor | None = None  # what `moved` is measured from; None: nobody asks
     moved: list[float] = field(default_factory=list)  # |w - reference|^2 by layer, as of the last step
@@ -53,16 +53,38 @@ class Island:
     merges: int = 0  # as counted by all
     offered: Tensor | None = None  # what this rank brings to a merge, while there is one
     lock: threading.RLock = field(default_factory=threading.RLock)
-    _pending: Tensor | None = None
-    _exchanged: set[int] = field(default_factory=set)  # layers, since refer() was last called
+    _own: Tensor = field(init=False)  # as of the last step; replaced, never written to
+    _pending: dict[int, Tensor] = field(default_factory=dict)  # by layer, what peers have added since
+    _exchanged: set[int] = field(default_factory=set)  # layers, since the last step
 
     def __post_init__(self) -> None:
         self.layers = Layers.of(self.parameters)
-        self.snapshot = self.flat()
+        self._own = self.flat()
 
     @property
     def numel(self) -> int:
-        return self.snapshot.numel()
+        return self._own.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self._own.device
+
+    @property
+    def snapshot(self) -> Tensor:
+        """The whole model as peers see it. Nobody may write to it."""
+        return self.seen(None)
+
+    def seen(self, layers: Chosen) -> Tensor:
+        """These layers as peers see them, one after another."""
+        with self.lock:
+            if layers is None and not self._pending:
+                return self._own
+            own = self._own.split(self.layers.sizes)
+            parts = [
+                own[k] + self._pending[k] if k in self._pending else own[k]
+                for k in self.layers.numbers(layers)
+            ]
+        return torch.cat(parts)
 
     @torch.no_grad()
     def flat(self) -> Tensor:
@@ -70,11 +92,12 @@ class Island:
         return torch.cat([p.detach().reshape(-1).float() for p in self.parameters.values()])
 
     @torch.no_grad()
-    def write(self, flat: Tensor) -> None:
-        """The parameters become `flat`; only the training thread may do it."""
-        parts = flat.split([p.numel() for p in self.parameters.values()])
-        for parameter, part in zip(self.parameters.values(), parts, strict=True):
-            parameter.copy_(part.view(parameter.shape))
+    def write(self, flat: Tensor, layers: Chosen = None) -> None:
+        """The parameters of these layers become what `flat` says; only the training thread may do it."""
+        parts, chosen = flat.split([p.numel() for p in self.parameters.values()]), self.layers.numbers(layers)
+        for parameter, part, layer in zip(self.parameters.values(), parts, self.layers.owners, strict=True):
+            if layer in chosen:
+                parameter.copy_(part.view(parameter.shape))
 
     def stepped(self) -> bool:
         """After an optimizer step; whether peers had added something."""
@@ -92,41 +115,41 @@ class Island:
         )
         return own
 
-    def refer(self, *, anew: bool = False) -> None:
-        """From here on the change of layers that were exchanged is measured from what they are now (`anew`: of all); the training thread's."""
-        with self.lock:
-            exchanged, now = sorted(self._exchanged), self.snapshot
-            self._exchanged.clear()
-        if anew or self.reference is None or len(exchanged) == len(self.layers.sizes):
-            self.reference, self.lengths = now, self.layers.squares(now)
-            self.moved = [0.0] * len(self.lengths)
-        elif exchanged:
-            chosen = tuple(exchanged)
-            part = self.layers.pick(now, chosen)
-            self.reference = self.layers.put(self.reference, chosen, part)
-            for layer, values in zip(chosen, self.layers.parts(part, chosen), strict=True):
-                self.moved[layer], self.lengths[layer] = 0.0, float(values.square().sum())
+    def refer(self) -> None:
+        """From here on the change of all layers is measured from what they are now; the training thread's."""
+        self.reference = self._own.clone()
+        self.lengths = self.layers.squares(self.reference)
+        self.moved = [0.0] * len(self.lengths)
 
     def gather_in(self, own: Tensor | None = None) -> bool:
-        """What peers have added, if anything, goes into the parameters, and peers see the parameters as they are now; the training thread's."""
+        """What peers have added, if anything, goes into the parameters, and peers see the parameters as they are now; the training thread's.
+
+        From here on the change of layers that were exchanged is measured from what they are now.
+        """
         own = self.flat() if own is None else own
         with self.lock:
-            pending, self._pending = self._pending, None
-            if pending is not None:
-                own += pending
-            self.snapshot = own
-        if pending is not None:
-            self.write(own)
-        return pending is not None
+            pending, self._pending = self._pending, {}
+            exchanged, self._exchanged = self._exchanged, set()
+            parts = own.split(self.layers.sizes)
+            for layer, delta in pending.items():
+                parts[layer].add_(delta)
+            self._own = own
+        if pending:
+            self.write(own, tuple(pending))
+        if self.reference is not None:
+            then = self.reference.split(self.layers.sizes)
+            for layer in exchanged:
+                then[layer].copy_(parts[layer])
+                self.moved[layer], self.lengths[layer] = 0.0, float(parts[layer].square().sum())
+        return bool(pending)
 
     def set(self, flat: Tensor) -> None:
         """Begins again from `flat`, forgetting what was shared; the training thread's."""
         self.write(flat)
         with self.lock:
-            self._pending, self.snapshot = None, self.flat()
-            self.pairs.clear()
-            self.doubts.clear()
-            self._exchanged.clear()
+            self._own = self.flat()
+            for kept in (self._pending, self._exchanged, self.pairs, self.doubts):
+                kept.clear()
 
     def conclude(
         self,
@@ -142,17 +165,30 @@ class Island:
         """A meeting about `layers` ended well: they move by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
         with self.lock:
             if delta is not None:
-                pending = torch.zeros_like(self.snapshot) if self._pending is None else self._pending
-                self._pending = self.layers.add(pending, layers, delta)
-                self.snapshot = self.layers.add(self.snapshot, layers, delta)
+                for layer, part in zip(
+                    self.layers.numbers(layers), self.layers.parts(delta, layers), strict=True
+                ):
+                    self._pending[layer] = self._pending[layer] + part if layer in self._pending else part
             if delta is not None or led:  # who pushes has exchanged, too
                 self.met += 1
-                self._exchanged.update(range(len(self.layers.sizes)) if layers is None else layers)
+                self._exchanged.update(self.layers.numbers(layers))
             if keep:
-                pair = self.pair(peer)
-                assert pair is not None or layers is None, "two that share nothing speak of everything"
-                before = middle if pair is None else pair.reference
-                self.pairs[peer] = Pair(meeting, self.layers.put(before, layers, middle))
+                self.pairs[peer] = Pair(meeting, self._agreed(peer, layers, middle))
+
+    def _agreed(self, peer: int, layers: Chosen, middle: Tensor) -> Tensor:
+        """What this rank and `peer` refer to from now on."""
+        if layers is None:
+            return middle
+        pair = self.pair(peer)
+        assert pair is not None, "two that share nothing speak of everything"
+        reference = pair.reference if peer in self.pairs else pair.reference.clone()  # all ranks' start stays
+        self.layers.put(reference, layers, middle)
+        return reference
+
+    def estrange(self, peer: int, meeting: str) -> None:
+        """This rank and `peer` do not refer to the same, whatever they thought: the next time they speak of everything, in full."""
+        with self.lock:
+            self.pairs[peer] = Pair(f"not since {meeting}", self._own)
 
     def pair(self, peer: int) -> Pair | None:
         """What is shared with `peer`: their last middle, or what all began with."""

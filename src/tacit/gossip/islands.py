@@ -77,12 +77,14 @@ class Islands:
         memories = LocalSlots(left), LocalSlots(right)
         low, high = meet(self.codec, left, right, reference, memories, seed=self.seed, number=self._number)
         moves = {pair[0]: low.delta, pair[1]: high.delta}
-        for rank in {"symmetric": pair, "push": (called,), "pull": (caller,)}[self.who.mode]:
-            self.models[rank] = self.layers.add(self.models[rank], layers, moves[rank])
+        movers = {"symmetric": pair, "push": (called,), "pull": (caller,)}[self.who.mode]
+        for rank in movers:
+            self.layers.add(self.models[rank], layers, moves[rank])
+        for rank in {caller, *movers}:  # who pushes has exchanged, too
             self._refer(rank, layers)
-        self._refer(caller, layers)
         if keeps_reference(self.codec):
-            self._agreed[pair] = self.layers.put(agreed, layers, low.middle)
+            self._agreed[pair] = agreed.clone() if agreed is self._start else agreed
+            self.layers.put(self._agreed[pair], layers, low.middle)
         self.exchanges += 1
         both = 2 if self.who.mode == "symmetric" else 1
         self.sent_nbytes += both * self.codec.nbytes(left.numel())
@@ -90,9 +92,9 @@ class Islands:
     def _refer(self, rank: int, layers: Chosen) -> None:
         """From here on the change of these layers is measured from what they are now."""
         now = self.layers.pick(self.models[rank], layers)
-        self._references[rank] = self.layers.put(self._references[rank], layers, now)
+        self.layers.put(self._references[rank], layers, now)
         self._since[rank] = 0
-        for layer in range(len(self.layers.sizes)) if layers is None else layers:
+        for layer in self.layers.numbers(layers):
             self._moved[rank][layer] = 0.0
 
     def mean(self) -> Tensor:

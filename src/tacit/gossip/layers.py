@@ -1,9 +1,10 @@
 """A flat model by layers, so that two that meet can speak of some of them only: the parameters of one module are a layer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
-from typing import Any, Self
+from itertools import groupby
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ Chosen = tuple[int, ...] | None  # layers by number, in order; None: all of them
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """How many elements each has, one after another. Nothing here changes what it is given."""
+    """How many elements each has, one after another."""
 
     sizes: tuple[int, ...]
     owners: tuple[int, ...] = ()  # of every parameter, its layer
@@ -27,33 +28,44 @@ class Layers:
 
     def pick(self, flat: Tensor, chosen: Chosen) -> Tensor:
         """What `flat` holds of the chosen layers, one after another."""
-        return flat if chosen is None else torch.cat([flat[run] for run in self._runs(chosen)])
-
-    def put(self, flat: Tensor, chosen: Chosen, part: Tensor) -> Tensor:
-        """`flat`, with `part` in the place of the chosen layers."""
         if chosen is None:
-            return part
-        made = flat.clone()
-        for run, values in zip(self._runs(chosen), self.parts(part, chosen), strict=True):
-            made[run] = values
-        return made
+            return flat
+        own = flat.split(self.sizes)
+        return torch.cat([own[layer] for layer in chosen])
 
-    def add(self, flat: Tensor, chosen: Chosen, part: Tensor) -> Tensor:
-        """`flat`, with `part` added to the chosen layers."""
-        return self.put(flat, chosen, self.pick(flat, chosen) + part)
+    def put(self, flat: Tensor, chosen: Chosen, part: Tensor) -> None:
+        """In `flat`, `part` takes the place of the chosen layers."""
+        own = flat.split(self.sizes)
+        for layer, values in zip(self.numbers(chosen), self.parts(part, chosen), strict=True):
+            own[layer].copy_(values)
 
-    def parts(self, part: Tensor, chosen: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def add(self, flat: Tensor, chosen: Chosen, part: Tensor) -> None:
+        """In `flat`, `part` is added to the chosen layers."""
+        own = flat.split(self.sizes)
+        for layer, values in zip(self.numbers(chosen), self.parts(part, chosen), strict=True):
+            own[layer].add_(values)
+
+    def parts(self, part: Tensor, chosen: Chosen) -> tuple[Tensor, ...]:
         """What pick() has put together, layer by layer."""
-        return torch.split(part, [self.sizes[layer] for layer in chosen])
+        return torch.split(part, [self.sizes[layer] for layer in self.numbers(chosen)])
 
-    def read(self, told: Any) -> Chosen:
-        """The layers that a peer names; ValueError where it cannot mean this model."""
+    def tell(self, chosen: Chosen) -> str | None:
+        """For a peer: a bit a layer, so that a thousand of them are 250 letters."""
+        return None if chosen is None else f"{sum(1 << layer for layer in chosen):x}"
+
+    def read(self, told: str | None) -> Chosen:
+        """What a peer has told; ValueError or TypeError where it cannot mean this model."""
         if told is None:
             return None
-        numbers = [number for number in told if isinstance(number, int) and 0 <= number < len(self.sizes)]
-        if not numbers or numbers != sorted(set(told)):
+        bits = int(told, 16)
+        if not 0 < bits < 1 << len(self.sizes):
             raise ValueError(f"{told!r} are no layers of a model that has {len(self.sizes)}")
-        return tuple(numbers)
+        return tuple(layer for layer in range(len(self.sizes)) if bits >> layer & 1)
+
+    @property
+    def crc(self) -> int:
+        """Equal where models are cut alike."""
+        return zlib.crc32(repr(self.sizes).encode())
 
     def squares(self, flat: Tensor) -> list[float]:
         """The squared length of every layer."""
@@ -66,6 +78,5 @@ class Layers:
             found[layer] += value
         return found
 
-    def _runs(self, chosen: tuple[int, ...]) -> Iterator[slice]:
-        ends = list(pairwise(accumulate(self.sizes, initial=0)))
-        return (slice(*ends[layer]) for layer in chosen)
+    def numbers(self, chosen: Chosen) -> Sequence[int]:
+        return range(len(self.sizes)) if chosen is None else chosen

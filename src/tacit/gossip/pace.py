@@ -1,6 +1,9 @@
-"""How long a meeting may take, from how long meetings took: smoothed mean and deviation, as TCP does for its round trips."""
+"""How long a meeting may take, from how long meetings took: smoothed mean and deviation, as TCP does for its round trips.
 
-from dataclasses import dataclass
+A layer is said sooner than a model, so meetings are told apart by their size. One that is larger than any before may take as much longer.
+"""
+
+from dataclasses import dataclass, field
 
 FIRST_S = 30.0  # before anything was seen
 LEAST_S = 0.5
@@ -11,32 +14,46 @@ RETRY_S = 8.0  # at most, between calls of one that does not answer
 class Pace:
     """The pace of one peer."""
 
-    mean_s: float | None = None
-    deviation_s: float = 0.0
+    seen: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # mean and deviation, by log2 of the bytes
     failures: int = 0
     retry_at: float = 0.0
 
-    @property
-    def patience_s(self) -> float:
-        if self.mean_s is None:
-            return FIRST_S * (1 << min(self.failures, 4))  # a large model on a slow link
-        return max(LEAST_S, 2 * (self.mean_s + 4 * self.deviation_s))
+    def patience_s(self, nbytes: int) -> float:
+        first_s = FIRST_S * (1 << min(self.failures, 4))  # a large model on a slow link
+        if (near := self._near(nbytes)) is None:
+            return first_s
+        mean_s, deviation_s = self.seen[near]
+        own_s, larger = 2 * (mean_s + 4 * deviation_s), max(0, nbytes.bit_length() - near)
+        return max(LEAST_S, own_s, min(first_s, own_s * (1 << larger)))
 
-    def took(self, seconds: float) -> None:
-        if self.mean_s is None:
-            self.mean_s, self.deviation_s = seconds, seconds / 2
+    def mean_s(self, nbytes: int) -> float:
+        near = self._near(nbytes)
+        return FIRST_S if near is None else self.seen[near][0]
+
+    def took(self, seconds: float, nbytes: int) -> None:
+        size = nbytes.bit_length()
+        if size in self.seen:
+            mean_s, deviation_s = self.seen[size]
+            deviation_s += (abs(seconds - mean_s) - deviation_s) / 4
+            self.seen[size] = mean_s + (seconds - mean_s) / 8, deviation_s
         else:
-            self.deviation_s += (abs(seconds - self.mean_s) - self.deviation_s) / 4
-            self.mean_s += (seconds - self.mean_s) / 8
+            self.seen[size] = seconds, seconds / 2
         self.answered()
 
     def answered(self) -> None:
         """It called, or its life began anew: it may be called again at once."""
         self.failures, self.retry_at = 0, 0.0
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, nbytes: int) -> None:
         """It is not called again for a while, twice as long each time; and is given more time then."""
         self.failures += 1
         self.retry_at = now + min(RETRY_S, 0.5 * 2 ** min(self.failures, 8))
-        if self.mean_s is not None:
-            self.deviation_s = min(FIRST_S, 2 * max(self.deviation_s, 0.05))
+        if (near := self._near(nbytes)) is not None:
+            mean_s, deviation_s = self.seen[near]
+            self.seen[near] = mean_s, min(FIRST_S, 2 * max(deviation_s, 0.05))
+
+    def _near(self, nbytes: int) -> int | None:
+        """The size most like this one that was seen."""
+        return min(self.seen, key=lambda size: abs(size - nbytes.bit_length()), default=None)

@@ -65,10 +65,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """How a call ended, for the record; `peer` None: nobody could be called."""
+    """How a call ended, for the record; `peer` None: nobody could be called. `layers`: what was spoken of, or would have been."""
 
     peer: int | None
-    wish: Wish
+    why: str
+    layers: Chosen
     outcome: str
     seconds: float = 0.0
     sent_nbytes: int = 0
@@ -101,6 +102,11 @@ class Peers:
         self._leading = ""  # the meeting that this rank leads now
         self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
+        self._about = {
+            "says": str(codec),
+            "numel": island.numel,
+            "layout": island.layers.crc,
+        }  # the same on all ranks
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
         self.followed = 0  # meetings to which this rank was called
@@ -146,7 +152,9 @@ class Peers:
 
     @property
     def _slowest_s(self) -> float:
-        return max((pace.patience_s for pace in list(self._paces.values())), default=FIRST_S)
+        """For all of a model, in full."""
+        nbytes = 4 * self._island.numel
+        return max((pace.patience_s(nbytes) for pace in list(self._paces.values())), default=FIRST_S)
 
     def close(self) -> None:
         self._closed.set()
@@ -172,12 +180,12 @@ class Peers:
                     self._idle.set()
 
     def _call_one(self, wish: Wish) -> Met:
-        """Calls one peer after another until one has time. Being called meanwhile is as good.
+        """Calls one peer after another until one has time. Who is called meanwhile looks again after its next step whether that was enough.
 
         Who finds a peer busy waits a little before the next call, each for another time: ranks that all call at the same time
         would find everybody calling.
         """
-        last, met = Met(None, wish, "nobody to call"), self._island.met
+        last, met = Met(None, wish.why, wish.layers, "nobody to call"), self._island.met
         for attempt in range(_TRIES):
             now, members = time.monotonic(), self._members()
             live = [r for r in members if self._paces[r].retry_at <= now]
@@ -189,67 +197,74 @@ class Peers:
             if last.outcome != "busy":
                 return last
             share = seed_of(self._seed, self._rank, number, "wait") % 1000 / 1000
-            self._closed.wait(share * (1 + attempt) * min(_WAIT_S, self._paces[peer].mean_s or _WAIT_S))
+            mean_s = self._paces[peer].mean_s(self._nbytes(wish.layers))
+            self._closed.wait(share * (1 + attempt) * min(_WAIT_S, mean_s))
             if self._island.met != met:
-                return Met(None, wish, "was called")
+                return Met(None, wish.why, wish.layers, "was called")
         return last
 
     def _call(self, peer: int, address: Address, wish: Wish) -> Met:
         """Others may call this rank until the peer has been reached."""
         pace, began, sent = self._paces[peer], time.monotonic(), 0
+        nbytes = self._nbytes(wish.layers)
+        patience_s = pace.patience_s(nbytes)
         try:
-            self._settle(peer, address, began + pace.patience_s)
-            talk = self._connect(address, began + pace.patience_s)
+            self._settle(peer, address, began + patience_s)
+            talk = self._connect(address, began + patience_s)
             try:
-                outcome = self._lead(talk, peer, pace, wish.layers)
+                outcome, layers = self._lead(talk, peer, wish.layers, patience_s)
             finally:
                 sent = talk.sent_nbytes
                 self._leave(talk)
         except _NO_PEER as cause:
-            pace.failed(time.monotonic())
-            return Met(peer, wish, str(cause), time.monotonic() - began, sent)
+            pace.failed(time.monotonic(), max(nbytes, sent))
+            return Met(peer, wish.why, wish.layers, str(cause), time.monotonic() - began, sent)
         finally:
             self._sent(sent)
         seconds = time.monotonic() - began
         if outcome == "met":
-            pace.took(seconds)
-        return Met(peer, wish, outcome, seconds, sent)
+            pace.took(seconds, sent)
+        return Met(peer, wish.why, layers, outcome, seconds, sent)
 
-    def _lead(self, talk: Talk, peer: int, pace: Pace, layers: Chosen) -> str:
-        if not self._meeting.acquire(timeout=min(FIRST_S, pace.patience_s)):
-            return "busy"
+    def _lead(self, talk: Talk, peer: int, layers: Chosen, patience_s: float) -> tuple[str, Chosen]:
+        if not self._meeting.acquire(timeout=min(FIRST_S, patience_s)):
+            return "busy", layers
         try:
-            return self._led(talk, peer, layers, time.monotonic() + pace.patience_s)
+            return self._led(talk, peer, layers, time.monotonic() + patience_s)
         finally:
             self._meeting.release()
 
-    def _led(self, talk: Talk, peer: int, layers: Chosen, deadline: float) -> str:
+    def _led(self, talk: Talk, peer: int, layers: Chosen, deadline: float) -> tuple[str, Chosen]:
+        if peer in self._island.doubts:  # it called meanwhile, and fell silent: what both refer to is open
+            return "busy", layers
         pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._meetings)}"
         self._leading = meeting
         version = pair.version if pair else None
         words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
-        words |= {"says": str(self._codec), "numel": self._island.numel, "layers": layers}
+        words |= self._about | {"layers": self._island.layers.tell(layers)}
         talk.send(frames.CALL, words, deadline)
         answer = talk.receive(deadline)
         if answer.kind == frames.BUSY:
-            return "busy"
+            return "busy", layers
         if answer.kind != frames.READY:
             raise PeerError("a peer answered a call with something else")
         known = pair is not None and answer.words.get("refers") == version
-        layers, result = self._converse(talk, peer, meeting, layers, known, 0, deadline)
+        layers, deadline = self._agreed(peer, layers, known, deadline)
+        result = self._converse(talk, peer, meeting, layers, known, 0, deadline)
         prepared = talk.expect(frames.PREPARED, deadline)
         if prepared.words.get("middle") != _digest(result.middle):
+            self._island.estrange(peer, meeting)
             raise PeerError("the two sides of a meeting came to different ends")
         delta = result.delta if self._who.mode != "push" else None
         with self._island.lock:
             if meeting == self._void:
                 raise PeerError("a peer has given the meeting up")
-            self._happened[peer].append(meeting)  # from here on it has
             self._island.conclude(peer, meeting, layers, delta, result.middle, keep=self._keeps, led=True)
+            self._happened[peer].append(meeting)
         with suppress(PeerError):  # the peer asks, if it does not hear this
             talk.send(frames.COMMIT, {}, deadline)
             talk.expect(frames.DONE, deadline)
-        return "met"
+        return "met", layers
 
     # ---- answering
 
@@ -292,11 +307,12 @@ class Peers:
 
     def _follow(self, talk: Talk, call: Frame) -> None:
         peer, words = int(call.words["rank"]), call.words
-        pace = self._paces[peer]
-        deadline = time.monotonic() + pace.patience_s
-        if (words["says"], words["numel"]) != (str(self._codec), self._island.numel):
-            raise PeerError(f"rank {peer} speaks {words['says']} about {words['numel']} parameters")
-        layers = self._island.layers.read(words["layers"])
+        if any(words[key] != value for key, value in self._about.items()):
+            raise PeerError(
+                f"rank {peer} speaks {words['says']} about {words['numel']} parameters, or others"
+            )
+        layers, pace = self._island.layers.read(words["layers"]), self._paces[peer]
+        deadline = time.monotonic() + pace.patience_s(self._nbytes(layers))
         doubt = self._island.doubts.get(peer)
         if doubt is not None and doubt.incarnation != words["incarnation"]:
             self._decide(doubt, False)  # it was here before, and died
@@ -312,7 +328,8 @@ class Peers:
             version = pair.version if pair else None
             talk.send(frames.READY, {"refers": version}, deadline)
             known = pair is not None and version == words["refers"]
-            layers, result = self._converse(talk, peer, words["meeting"], layers, known, 1, deadline)
+            layers, deadline = self._agreed(peer, layers, known, deadline)
+            result = self._converse(talk, peer, words["meeting"], layers, known, 1, deadline)
             delta = result.delta if self._who.mode != "pull" else None
             doubt = Doubt(words["meeting"], peer, words["incarnation"], layers, delta, result.middle)
             self._island.doubts[peer] = doubt
@@ -346,7 +363,8 @@ class Peers:
         for peer, doubt in list(self._island.doubts.items()):
             if peer in members:
                 with suppress(PeerError):
-                    self._settle(peer, members[peer], time.monotonic() + self._paces[peer].patience_s, doubt)
+                    patience_s = self._paces[peer].patience_s(0)
+                    self._settle(peer, members[peer], time.monotonic() + patience_s, doubt)
 
     def _settle(self, peer: int, address: Address, deadline: float, doubt: Doubt | None = None) -> None:
         doubt = doubt or self._island.doubts.get(peer)
@@ -366,30 +384,20 @@ class Peers:
         with self._island.lock:
             if self._island.doubts.get(doubt.caller) is not doubt:
                 return  # decided already
-            del self._island.doubts[doubt.caller]
             if happened:
-                self.followed += 1
                 self._island.conclude(
-                    doubt.caller,
-                    doubt.meeting,
-                    doubt.layers,
-                    doubt.delta,
-                    doubt.middle,
-                    keep=self._keeps,
-                    led=False,
-                )
+                    doubt.caller, doubt.meeting, doubt.layers, doubt.delta, doubt.middle, keep=self._keeps, led=False
+                )  # fmt: skip
+                self.followed += 1
+            del self._island.doubts[doubt.caller]
 
     # ---- both sides
 
     def _converse(
         self, talk: Talk, peer: int, meeting: str, layers: Chosen, known: bool, place: int, deadline: float
-    ) -> tuple[Chosen, Outcome]:
-        """The codec's conversation, about the difference to what both know. Where they do not agree on that, it is about all layers, in full."""
-        with self._island.lock:
-            snapshot, pair = self._island.snapshot, self._island.pair(peer)
-        if self._keeps and not known:
-            layers = None
-        w = self._island.layers.pick(snapshot, layers)
+    ) -> Outcome:
+        """The codec's conversation, about the difference to what both know; in full where they do not agree on that."""
+        w, pair = self._island.seen(layers), self._island.pair(peer)
         if known and pair is not None:
             codec, reference = self._codec, self._island.layers.pick(pair.reference, layers)
         else:
@@ -399,7 +407,18 @@ class Peers:
         result = _drive(said, place, lambda own: _swapped(talk, own, deadline))
         if not bool(result.middle.isfinite().all()):
             raise PeerError("a model is not finite, and stays alone")
-        return layers, result
+        return result
+
+    def _agreed(self, peer: int, layers: Chosen, known: bool, deadline: float) -> tuple[Chosen, float]:
+        """What a meeting is about, and until when. Two that are to have a reference in common and have none yet speak of everything."""
+        if known or not self._keeps:
+            return layers, deadline
+        return None, max(deadline, time.monotonic() + self._paces[peer].patience_s(4 * self._island.numel))
+
+    def _nbytes(self, layers: Chosen) -> int:
+        """What a rank says of these layers."""
+        sizes = self._island.layers.sizes
+        return self._codec.nbytes(sum(sizes if layers is None else (sizes[layer] for layer in layers)))
 
     def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, dict[str, Any]]:
         """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`; and how many steps and merges it has behind it."""
@@ -414,7 +433,7 @@ class Peers:
         if len(frame.payload) != 4 * self._island.numel:
             raise PeerError("a peer's model has another size")
         model = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
-        return model.to(self._island.snapshot.device), frame.words
+        return model.to(self._island.device), frame.words
 
     def _connect(self, address: Address, deadline: float) -> Talk:
         try:

@@ -2,14 +2,15 @@
 
     after a step:  talk of layer k if  |w_k - ref_k| > theta (lr / its largest)^follow (n_k / the largest n)^(1/4) |ref_k|
 
-ref_k is the layer as it was after its last exchange, n_k the number of its elements. No network is asked for it. Other layers go along
-where saying them too early wastes less than a meeting of their own would cost.
+ref_k is the layer as it was after its last exchange, n_k the number of its elements, but at least what a meeting costs by itself. No
+network is asked for it. Other layers go along where saying them too early wastes less than a meeting of their own would cost.
 
-Why so: left alone, models part like random walks, in T steps by squares of r T, with r in proportion to lr^2. To meet costs n / T bytes a step.
-The sum of squared distances for a given number of bytes is least with T in proportion to sqrt(n / r); what parts them then is the root of r T,
-which goes with sqrt(lr) and n^(1/4). So small layers meet often, for next to nothing, and all of them most where steps are long. With `follow=0`
-theta is constant and models stay apart; with 1 they meet as often to the end, when it matters least. With `by=model` w is the whole
-model, as the paper may have had it, and all of it is said. Who leaves theta out gets one that suits the codec.
+Why so: left alone, layers part like random walks, in T steps by squares of r T relative to their length, with r in proportion to lr^2 and
+about the same for all. To meet costs n / T a step. The sum of squared relative distances for a given cost is least with T in proportion to
+sqrt(n / r); what parts them then is the root of r T, which goes with sqrt(lr) and n^(1/4). So small layers meet often, for next to nothing, and
+all of them most where steps are long. With `follow=0` theta is constant and models stay apart; with 1 they meet as often to the end, when it
+matters least. With `by=model` w is the whole model, as the paper may have had it, and all of it is said. Who leaves theta out gets one that
+suits the codec. What all ranks learn alike moves them too, and does not part them: at first they meet more often than they would have to.
 """
 
 import math
@@ -21,7 +22,8 @@ from tacit.errors import ConfigError
 from tacit.rounds.merging import share
 
 ROOT = 0.5
-MEETING = 1 / 16  # what a meeting costs by itself, in sayings of the largest layer
+MEETING = 1 / 16  # what a meeting costs by itself, in sayings of the largest layer,
+MOST_ELEMENTS = 1 << 14  # but never more than saying so many
 
 
 def default_theta(bits: float) -> float:
@@ -99,18 +101,21 @@ class Adaptive:
         assert self.theta is not None, "a Strategy has chosen one"
         slowed = movement.lr / movement.top_lr if movement.top_lr else 1.0
         theta = self.theta * slowed**self.follow
+        if not theta:
+            return None  # at a rate of 0 nobody learns anything to tell
         if self.by == "model":
             change = _change(math.fsum(movement.moved), math.fsum(movement.length))
             return Wish(_moved(change)) if change > theta else None
         largest = max(movement.sizes)
+        meeting = min(MEETING, MOST_ELEMENTS / largest)
         sizes = [size / largest for size in movement.sizes]
         changes = [_change(m, length) for m, length in zip(movement.moved, movement.length, strict=True)]
-        limits = [theta * max(size, MEETING) ** 0.25 for size in sizes]
+        limits = [theta * max(size, meeting) ** 0.25 for size in sizes]
         over = [change for change, limit in zip(changes, limits, strict=True) if change > limit]
         if not over:
             return None
         steps_lost = [1 - (change / limit) ** 2 for change, limit in zip(changes, limits, strict=True)]
-        said = tuple(k for k, lost in enumerate(steps_lost) if sizes[k] * lost < MEETING)
+        said = tuple(k for k, lost in enumerate(steps_lost) if sizes[k] * lost < meeting)
         return Wish(_moved(max(over)), said if len(said) < len(sizes) else None)
 
 
