@@ -95,7 +95,7 @@ def apart_over_time(trial: Trial, colours: Colours, name: str) -> str:
 
 
 def drift_over_time(trial: Trial, colours: Colours, name: str) -> str:
-    """How far a model had moved when an exchange fired."""
+    """How far a model, or the layer of it that had come farthest, had moved when an exchange fired."""
     return _over_time(trial, colours, name, lambda point: point.drift or None, "moved when it fired")
 
 

@@ -128,9 +128,7 @@ def _figures(trial: Trial, ink: dict[str, str], gallery: Gallery) -> Iterator[st
         caption = f"Consensus: root mean square distance of the ranks' models from their mean, over its length: {thick}."
         yield show("apart", lambda name: draw.apart_over_time(trial, ink, name), caption)
     if any(point.drift for point in points):
-        caption = (
-            f"Drift: how far a rank's model had moved when its exchange fired, over its length: {thick}."
-        )
+        caption = f"Drift: how far a rank's model, or the layer of it that had come farthest, had moved when its exchange fired, over its length: {thick}."
         yield show("drift", lambda name: draw.drift_over_time(trial, ink, name), caption)
 
 
