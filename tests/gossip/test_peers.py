@@ -51,6 +51,12 @@ def call_of(peers):
     return Talk(socket.create_connection(("127.0.0.1", peers.port)), 1 << 20)
 
 
+def call_words(island, **more):
+    """What rank 1 says when it calls rank 0."""
+    about = {"says": "none", "numel": 4, "layout": island.layers.crc}
+    return {"rank": 1, "refers": None, **about, **more}
+
+
 def up_to_prepared(server):
     """The called side's part until PREPARED is due: the meeting's name, its talk, and the middle's checksum."""
     connection, _ = server.accept()
@@ -105,14 +111,7 @@ def test_different_middles_move_nobody():
 
 def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait():
     with rank_zero({}) as (peers, island, _):
-        words = {
-            "rank": 1,
-            "refers": None,
-            "says": "none",
-            "numel": 4,
-            "layout": island.layers.crc,
-            "layers": None,
-        }
+        words = call_words(island, layers=None)
         first = call_of(peers)
         first.send(frames.CALL, words | {"meeting": "1-a-1", "incarnation": "a"}, soon())
         first.expect(frames.READY, soon())
@@ -299,15 +298,7 @@ def test_a_layer_that_was_left_in_doubt_moves_when_it_is_known_and_blocks_its_pe
 
 def test_a_model_that_is_cut_otherwise_is_not_met():
     with rank_zero({}) as (peers, island, _):
-        words = {
-            "rank": 1,
-            "refers": None,
-            "says": "none",
-            "numel": 4,
-            "layout": island.layers.crc,
-            "meeting": "x",
-            "incarnation": "a",
-        }
+        words = call_words(island, meeting="x", incarnation="a")
         for wrong in ({"layout": 1, "layers": None}, {"layers": "4"}, {"layers": [0]}, {}):
             talk = call_of(peers)
             talk.send(frames.CALL, words | wrong, soon())
