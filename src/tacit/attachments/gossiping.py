@@ -336,7 +336,8 @@ class GossipAttachment:
         self._refer()
 
     def _kept_model(self) -> Tensor:
-        layout = Run(tuple(self.numels), tuple(self.numels.values()))
+        numels = self.numels
+        layout = Run(tuple(numels), tuple(numels.values()))
         return self._handle.memory.vector("model", layout, self._island.device)
 
     def close(self) -> None:

@@ -94,10 +94,8 @@ class Island:
     @torch.no_grad()
     def write(self, flat: Tensor, layers: Chosen = None) -> None:
         """The parameters of these layers become what `flat` says; only the training thread may do it."""
-        parts, chosen = (
-            flat.split([p.numel() for p in self.parameters.values()]),
-            set(self.layers.numbers(layers)),
-        )
+        parts = flat.split([p.numel() for p in self.parameters.values()])
+        chosen = set(self.layers.numbers(layers))
         for parameter, part, layer in zip(self.parameters.values(), parts, self.layers.owners, strict=True):
             if layer in chosen:
                 parameter.copy_(part.view(parameter.shape))

@@ -12,11 +12,9 @@ RETRY_S = 8.0  # at most, between calls of one that does not answer
 
 @dataclass(slots=True)
 class Pace:
-    """The pace of one peer."""
+    """The pace of one peer. `seen`: mean and deviation, by the binary logarithm of the bytes that were said."""
 
-    seen: dict[int, tuple[float, float]] = field(
-        default_factory=dict
-    )  # mean and deviation, by log2 of the bytes
+    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     failures: int = 0
     retry_at: float = 0.0
 
@@ -56,4 +54,5 @@ class Pace:
 
     def _near(self, nbytes: int) -> int | None:
         """The size most like this one that was seen."""
-        return min(self.seen, key=lambda size: abs(size - nbytes.bit_length()), default=None)
+        sizes = list(self.seen)  # at once: another thread may be adding one
+        return min(sizes, key=lambda size: abs(size - nbytes.bit_length()), default=None)

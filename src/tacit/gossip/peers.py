@@ -102,11 +102,8 @@ class Peers:
         self._leading = ""  # the meeting that this rank leads now
         self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
-        self._about = {
-            "says": str(codec),
-            "numel": island.numel,
-            "layout": island.layers.crc,
-        }  # the same on all ranks
+        # What has to be the same on all ranks.
+        self._about = {"says": str(codec), "numel": island.numel, "layout": island.layers.crc}
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
         self.followed = 0  # meetings to which this rank was called
