@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +76,7 @@ class Book:
         self._digests: list[int] = []
         self._times: list[float] = []
         self._first, self._torn, self._longest_s, self._kept_s = 0, 0, 0.0, 0.0
-        self._waits, self._waited_s = Waits(), 0.0
-        self.last_s = time.monotonic()
+        self.last_s, self._waited_s = time.monotonic(), waited_s()
         optimizer.register_step_post_hook(
             lambda *_: self._learned()
         )  # before tacit's, which adds what peers said
@@ -103,7 +101,7 @@ class Book:
             self._add_pending(self._moved)  # met before the first step
         self._now = now
         self._first = island.step
-        self.last_s, self._waited_s = time.monotonic(), self._waits.seconds()
+        self.last_s, self._waited_s = time.monotonic(), waited_s()
         self.write("began", step=island.step, digest=self.digest(now), **what)
 
     def before(self) -> None:
@@ -122,10 +120,9 @@ class Book:
             seen, whole = island.snapshot, self._add_pending(self._now.clone())
         self._torn += not seen.equal(whole)
         self._digests.append(self.digest(self._now))
-        now, waited = time.monotonic(), self._waits.seconds()
-        pause, kept = now - self.last_s, waited - self._waited_s
-        if pause - kept > self._longest_s - self._kept_s:
-            self._longest_s, self._kept_s = pause, kept
+        now, waited = time.monotonic(), waited_s()
+        if now - self.last_s > self._longest_s:
+            self._longest_s, self._kept_s = now - self.last_s, waited - self._waited_s
         self.last_s, self._waited_s = now, waited
         self._times.append(round(now, 4))
         if step - self._first == RUN:
@@ -180,23 +177,9 @@ class Book:
         Island.conclude = watched  # type: ignore[method-assign]
 
 
-class Waits:
-    """How long the kernel has kept this process's threads from a core while they wanted one: training may wait for any of them."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, int] = {}
-        self._ns: dict[str, int] = {}
-
-    def seconds(self) -> float:
-        threads = {path.name for path in Path("/proc/self/task").iterdir()}
-        for gone in set(self._files) - threads:
-            os.close(self._files.pop(gone))
-        for thread in threads:
-            with suppress(OSError):  # it may have ended just now
-                if thread not in self._files:
-                    self._files[thread] = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
-                self._ns[thread] = int(os.pread(self._files[thread], 100, 0).split()[1])
-        return sum(self._ns.values()) / 1e9
+def waited_s() -> float:
+    """How long the kernel has kept the thread that asks from a core while it wanted one."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def switch(order: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """What a disturbed run of ranks that gossip must keep, checked on what the ranks wrote down; a broken promise is a sentence.
 
-- a rank that lives never pauses longer than the deadline, cut off or not; time in which the kernel ran others on its core is not its own;
+- a rank that lives never pauses longer than the deadline, cut off or not, whatever else the kernel runs on its core meanwhile;
 - no step is missing from a count, and no local step from a model (`lost`: what a model lacks of the sum of its parts);
 - no model is torn: nobody writes to it but its own thread, peers see it whole, and who comes back takes one that somebody had;
 - a meeting happens to both or to none, of those that live; both call the same middle, and what one gains the other loses;
@@ -55,16 +55,11 @@ class Run:
     facts: Line = field(default_factory=dict)
 
     @property
-    def longest_s(self) -> float:
-        """The longest pause of any rank that lives, in steps written down, without what the kernel kept from it."""
-        return max(
-            (line["longest_s"] - line["kept_s"] for life in self.lives for line in life.of("steps")),
-            default=0.0,
-        )
-
-    @property
-    def longest_wall_s(self) -> float:
-        return max((line["longest_s"] for life in self.lives for line in life.of("steps")), default=0.0)
+    def longest_pause(self) -> Line:
+        """Of any rank that lives, in steps written down: `longest_s`, and how much of it the training waited for a core (`kept_s`)."""
+        found = [line | {"rank": life.rank} for life in self.lives for line in life.of("steps")]
+        nothing = {"longest_s": 0.0, "kept_s": 0.0, "rank": None, "first": 0, "last": 0}
+        return max(found, key=lambda line: float(line["longest_s"]), default=nothing)
 
     @property
     def accuracy(self) -> float | None:
@@ -117,8 +112,8 @@ def _ends(run: Run, undisturbed: float | None) -> Iterator[str]:
 
 def _pauses(run: Run, deadline_s: float) -> Iterator[str]:
     for life in run.lives:
-        worst = max(life.of("steps"), key=lambda line: line["longest_s"] - line["kept_s"], default=None)
-        if worst is not None and worst["longest_s"] - worst["kept_s"] > deadline_s:
+        worst = max(life.of("steps"), key=lambda line: float(line["longest_s"]), default=None)
+        if worst is not None and worst["longest_s"] > deadline_s:
             yield (
                 f"{life.name} paused for {worst['longest_s']:.2f} s between steps {worst['first']} and {worst['last']}, "
                 f"{worst['kept_s']:.2f} s of it for want of a core; the deadline is {deadline_s:g} s"

@@ -1,12 +1,14 @@
 """The examples are what the README promises: short, two or three lines apart, and they run under torchrun."""
 
 import difflib
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from ranks import printed
+from torch.distributed import TCPStore
 
 from tacit.launch import reserved_port
 
@@ -42,3 +44,25 @@ def test_the_example_without_tacit_trains_too(ranks):
         told = "".join(ranks.run(2, printed, str(EXAMPLES / "ddp_plain.py"), [], port))
     assert accuracy(told) > 0.88
     assert "sent" not in told
+
+
+def test_the_example_that_gossips_ends_with_one_model_on_all_ranks(monkeypatch):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(EXAMPLES / "gossip.py")],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "TACIT_STORE": f"127.0.0.1:{store.port}"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        told = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told
+    assert len({accuracy(out) for out, _ in told}) == 1 and accuracy(told[0][0]) > 0.85
+    assert len((EXAMPLES / "gossip.py").read_text().splitlines()) <= 40

@@ -91,6 +91,80 @@ def test_a_checkpoint_holds_the_ranks_own_model(ranks, tmp_path):
         assert torch.equal(loaded, model)
 
 
+def _resumes_late(rank, world, state, folder):
+    """Rank 0 has loaded its checkpoint and trains; rank 1 is still reading its own."""
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "every / none / gossip", records=f"{folder}/late-{rank}.jsonl")
+    if rank == 0:
+        handle.load_state_dict(state)
+        train(model, optimizer, rank, range(5))
+    dist.barrier()
+    alone = flat(model)
+    if rank == 1:
+        handle.load_state_dict(state)
+    dist.barrier()
+    train(model, optimizer, rank, range(20, 40))
+    handle.merge()
+    handle.close()
+    return alone, flat(model)
+
+
+def test_nobody_meets_a_model_that_is_not_loaded_yet(ranks, tmp_path):
+    states = [state for *_, state in ranks.run(2, _gossip, "every / none / gossip", str(tmp_path), 4)]
+    (alone, merged), (_, same) = ranks.run(2, _resumes_late, states, str(tmp_path))
+    model = deep()
+    torch.nn.utils.vector_to_parameters(
+        torch.cat([t.reshape(-1) for t in states[0]["memory"]["model"].values()]), model.parameters()
+    )
+    train(model, torch.optim.SGD(model.parameters(), lr=0.05), 0, range(5))
+    torch.testing.assert_close(
+        alone, flat(model), rtol=1e-5, atol=1e-6
+    )  # not a step towards an untrained one
+    assert torch.equal(merged, same)
+    assert sum(_met(tmp_path / f"late-{rank}.jsonl") for rank in range(2)) > 0  # and after that they do meet
+
+
+def _normed(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+    )
+
+
+def _rest_of(model):
+    return [
+        t.detach().clone() for t in (model[0].weight, model[1].running_mean, model[1].num_batches_tracked)
+    ]
+
+
+def _with_rest(rank, world):
+    """A frozen first layer, and statistics that every rank gathers for itself."""
+    model = _normed(seed=rank)
+    model[0].requires_grad_(False)
+    model[1].running_mean.fill_(rank + 1.0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05)
+    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
+    begun = _rest_of(model)
+    train(model, optimizer, rank, range(3 + rank))
+    own = _rest_of(model)
+    handle.merge()
+    merged = _rest_of(model)
+    handle.close()
+    return begun, own, merged
+
+
+def test_what_is_not_trained_begins_alike_and_is_merged_too(ranks):
+    found = ranks.run(3, _with_rest)
+    for begun, _, merged in found:
+        assert torch.equal(begun[0], _normed(0)[0].weight) and torch.equal(merged[0], begun[0])
+        assert torch.equal(begun[1], torch.ones(16))
+        torch.testing.assert_close(merged[1], sum(own[1] for _, own, _ in found) / 3)
+        assert torch.equal(merged[1], found[0][2][1]) and int(merged[2]) == 3  # counts are the lowest rank's
+    assert not torch.equal(found[0][1][1], found[1][1][1])
+
+
 def _hosts(rank, world, text):
     """Two hosts of two ranks: DDP inside, gossip between."""
     inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
@@ -131,9 +205,10 @@ def _refusals(rank, world):
         (wrapped, optimizer, "adaptive / none"),
         (model, optimizer, "adaptive / none / sharded"),
         (model, optimizer, "diloco(4) / none / gossip"),
+        (model, optimizer, "adaptive / hush / gossip"),
     ):
         try:
-            tacit.attach(candidate, given, text)
+            tacit.attach(candidate, given, text, group=dist.group.WORLD if "hush" in text else None)
         except ConfigError as error:
             said.append(str(error))
         except tacit.PairingError as error:
@@ -145,35 +220,71 @@ def test_what_cannot_work_is_refused_with_the_way_out(ranks):
     said = ranks.run(2, _refusals)[0]
     assert "give attach() the optimizer" in said[0] and "attach the plain module" in said[1]
     assert "adaptive(0.06) / none / gossip" in said[2] and "gossip has none" in said[3]
+    assert "leave group= out" in said[4]
 
 
 def _late(rank, world):
     model = deep(seed=rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if rank == 0 else 0.001)
     if rank == 1:
         torch.distributed.barrier()  # rank 0 has begun without it, and taken five steps
     patience = timedelta(seconds=0.1) if rank == 0 else None
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         handle = tacit.attach(model, optimizer, "local(1000) / none / gossip", timeout=patience)
+        begun, top = handle.step, handle._attachment._island.top_lr
+        if rank == 0:
+            train(model, optimizer, rank, range(5))
+            torch.distributed.barrier()
+        else:  # as a script does that is started again, and has a checkpoint of step 3
+            older = handle.state_dict() | {"step": 3}
+            older["round"]["step"] = 3
+            older["memory"]["model"] = {name: 0 * t for name, t in older["memory"]["model"].items()}
+            handle.load_state_dict(older)
     said = [str(w.message) for w in warned]
-    begun = handle.step
-    if rank == 0:
-        train(model, optimizer, rank, range(5))
-        torch.distributed.barrier()
     torch.distributed.barrier()  # rank 1 has its model
-    found = flat(model)
+    found, step = flat(model), handle.step
     handle.merge()
     merged = flat(model)
     handle.close()
-    return said, begun, found, merged
+    return said, (begun, step, top), found, merged
 
 
 def test_who_comes_late_takes_the_model_of_one_that_trains_and_its_step(ranks):
-    (said, first, model, merged), (_, late, taken, same) = ranks.run(2, _late)
+    (said, first, model, merged), (told, late, taken, same) = ranks.run(2, _late)
     assert any("begins without ranks [1]" in sentence for sentence in said)
-    assert (first, late) == (0, 5)
+    assert first == (0, 5, 0.0) and late == (5, 5, 0.05)
     assert torch.equal(taken, model) and torch.equal(merged, same)
+    assert any("model of step 5, not from the checkpoint of step 3" in sentence for sentence in told)
+
+
+def _again(rank, world, store):
+    """One run in a store that may have seen others."""
+    from tacit.attachments import gossiping
+
+    os.environ["TACIT_STORE"], gossiping._ALONE_S = store, 0.1
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "every / none / gossip")
+    start = flat(model)
+    train(model, optimizer, rank, range(5))
+    handle.merge()
+    attached = handle._attachment
+    dist.barrier()
+    if rank == 1:  # is killed: its lease stays
+        attached._members._closed.set()
+        attached._members._line.close()
+    else:
+        handle.close()
+    return start, flat(model), attached._members.run
+
+
+def test_a_store_serves_one_run_after_another_whether_they_left_or_died(ranks):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    runs = [ranks.run(2, _again, f"127.0.0.1:{store.port}") for _ in range(2)]
+    for number, ((start, merged, run), (alike, same, also)) in enumerate(runs):
+        assert torch.equal(start, flat(deep(seed=0))) and torch.equal(start, alike)
+        assert torch.equal(merged, same) and run == also == number
 
 
 def _dies_in_the_merge(rank, world):
@@ -188,18 +299,46 @@ def _dies_in_the_merge(rank, world):
         attached._members.set("merge/1/1/2", "ready")
         attached._members._closed.set()
         attached._peers.close()
-    else:
+    torch.distributed.barrier()
+    apart = handle.consensus()  # its lease is still there
+    if rank != 2:
         handle.merge()
     merged = flat(model)
     torch.distributed.barrier()
     handle.close()
-    return own, merged
+    return own, merged, apart
 
 
 def test_one_that_dies_in_a_merge_is_left_out_of_it_by_all(ranks):
-    (zero, merged), (one, same), _ = ranks.run(3, _dies_in_the_merge)
+    (zero, merged, apart), (one, same, also), _ = ranks.run(3, _dies_in_the_merge)
     assert torch.equal(merged, same)
     torch.testing.assert_close(merged, (zero + one) / 2)
+    mean = (zero + one) / 2
+    assert apart == pytest.approx(float((zero - mean).norm() / mean.norm()), rel=1e-4) == also
+
+
+def _not_finite(rank, world):
+    model = deep(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
+    train(model, optimizer, rank, range(3))
+    own = flat(model)
+    if rank == 1:
+        with torch.no_grad():
+            model[0][0].weight[0, 0] = float("nan")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        handle.merge()
+    handle.close()
+    return own, flat(model), [str(w.message) for w in warned]
+
+
+def test_a_model_that_is_not_finite_is_left_out_of_a_merge_by_all(ranks):
+    found = ranks.run(3, _not_finite)
+    for _, merged, said in found:
+        torch.testing.assert_close(merged, (found[0][0] + found[2][0]) / 2)
+        assert torch.equal(merged, found[0][1])
+        assert any("model of rank 1 is not finite" in sentence for sentence in said)
 
 
 # ---- without a process group: ranks that die and come back

@@ -127,10 +127,13 @@ def test_each_broken_promise_is_told_in_a_sentence(promises: ModuleType, said: s
     assert any(said in sentence for sentence in promises.broken(run, deadline_s=1.0, undisturbed=0.884))
 
 
-def test_time_for_want_of_a_core_is_not_a_pause_of_the_ranks_own(promises: ModuleType) -> None:
+def test_the_longest_pause_is_told_with_what_of_it_was_for_want_of_a_core(promises: ModuleType) -> None:
     run = kept(promises)
-    run.lives[0].lines[1] |= {"longest_s": 1.5, "kept_s": 0.8}
+    run.lives[0].lines[4] |= {"longest_s": 0.9, "kept_s": 0.8}
+    pause = run.longest_pause
+    assert [pause[key] for key in ("longest_s", "kept_s", "rank", "first")] == [0.9, 0.8, 0, 11]
     assert promises.broken(run, deadline_s=1.0) == []
+    assert any("0.80 s of it for want of a core" in said for said in promises.broken(run, deadline_s=0.5))
 
 
 def test_a_meeting_of_two_that_live_is_on_both_sides(promises: ModuleType) -> None:

@@ -70,3 +70,24 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
     assert set(zero.look()) == {1, 2} and not zero.store_lost
     for each in (zero, one, two):
         each.close()
+
+
+def test_a_store_that_outlives_a_run_holds_the_next_one():
+    store = dist.HashStore()
+    first = member(store, 0)
+    first.begin(Address("10.0.0.1", 7, "zero"))
+    first.set("begun", "yes")
+    late, other = member(store, 1), member(store, 0)  # the second: rank 0 again
+    assert other.life == 2 and set(late.look()) == {0} and not late.all_left
+    late.enter(next_run=False)  # nothing new
+    assert late.get("begun") == "yes"
+    first.close()
+    assert not late.look() and late.all_left
+    late.enter(next_run=True)
+    other.enter(next_run=True)  # both have found the same, and begin one run
+    assert (late.life, other.life) == (1, 1)
+    assert late.get("begun") is None and late.claim("who", "1") == other.claim("who", "0") == "1"
+    third = member(store, 0)
+    assert third.life == 2 and third.get("who") == "1"  # who comes now comes to that one
+    for each in (late, other, third):
+        each.close()

@@ -36,13 +36,14 @@ def attach(
     timeout: timedelta | None = None,
     records: str | Path | None = None,
 ) -> Handle:
-    """A handle on `model`, whose gradients from now on travel as `strategy` says. Call it on all ranks alike.
+    """A handle on `model`, whose ranks from now on talk as `strategy` says. Call it on all ranks alike.
 
-    `model` is a DDP module, an FSDP2 module (`fully_shard`) or a plain module, which then behaves like a DDP one:
-    after `backward()` the gradients are means over ranks. `optimizer` only tells the parameter groups.
+    `model` is a DDP module, an FSDP2 module (`fully_shard`) or a plain module. With `every` a plain module behaves like a DDP one:
+    after `backward()` the gradients are means over ranks, and `optimizer` only tells the parameter groups. Rules that let models
+    part (`local`, `diloco`, `adaptive`, ...) take a plain module and its `optimizer`, whose steps they count.
 
     `bucket` is the size of what travels together; `seed` makes rounding repeatable; `timeout` (default: the process
-    group's) bounds every wait; `records` names a JSONL file that gets one record a step. For a plain module `group` is
+    group's) bounds every wait, and in gossip, which waits for nobody, the start; `records` names a JSONL file that gets one record a step. For a plain module `group` is
     the ranks that share it; for FSDP2 it is the replicas on other hosts, whose all-reduce then takes the strategy.
     (FSDP2 cuts its own units and uses its own groups: `bucket` and `timeout` say nothing there.)
     """
@@ -59,14 +60,19 @@ def attach(
     handle = Handle(parsed, numels, seed=seed, records=records)
     if isinstance(parsed.who, Gossip):
         from tacit.attachments.gossiping import attach_gossip
+        from tacit.gossip.rest import Rest
 
         if (kind := _kind(core)) == "fsdp2":
             raise ConfigError(
                 f"{parsed} moves whole models, and FSDP2 has cut this one; attach the plain module, or use DDP inside a host"
             )
+        if group is not None:
+            raise ConfigError(
+                f"{parsed} finds its ranks in torch's store, not in a group; leave group= out, or give it to DDP inside a host"
+            )
         inside = core.process_group if kind == "ddp" else None
         trigger = cast("Trigger", parsed.when)
-        attach_gossip(handle, trigger, parsed.who, optimizer, parameters, timeout, inside)
+        attach_gossip(handle, trigger, parsed.who, optimizer, parameters, Rest.of(core), timeout, inside)
         _ATTACHED[core] = handle
         return handle
     if not dist.is_available() or not dist.is_initialized():

@@ -1,6 +1,6 @@
 """What `attach` returns: figures, state and the way out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -98,7 +98,8 @@ class Handle:
             self._attachment.merge()
 
     def consensus(self) -> float:
-        """How far the ranks' models are apart, relative to their mean's length; 0 where they never part. All must call it."""
+        """How far the ranks' models are apart, relative to their mean's length; 0 where they never part. All must call it, but in gossip
+        between ranks: there each asks by itself (nan: no other could be reached)."""
         return self._attachment.consensus() if isinstance(self._attachment, Parting) else 0.0
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -138,8 +139,8 @@ class Handle:
     def load_state_dict(self, state: Any) -> None:
         """Goes on from `state`: this rank's own, a full one, or a list of all ranks' states.
 
-        In the same world the next step has the same bits as in an unbroken run. In another world every rank takes the
-        mean of the old memories, which keeps what is still owed to the model.
+        In the same world the next step has the same bits as in an unbroken run (in gossip, whose ranks meet when they like, the
+        same model). In another world every rank takes the mean of the old memories, which keeps what is still owed to the model.
         """
         chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
         if isinstance(self._attachment, Parting):
@@ -251,9 +252,14 @@ def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
 
 def start_alike(wire: Wire, model: nn.Module) -> None:
     """Every rank takes the model of the first."""
-    for tensor in [*model.parameters(), *model.buffers()]:
+    spread([*model.parameters(), *model.buffers()], wire.group)
+
+
+def spread(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Every rank's tensors become those of the first of `group`."""
+    for tensor in tensors:
         raw = tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.detach()
-        dist.broadcast(raw, group_src=0, group=wire.group)  # as bytes: gloo does not know every dtype
+        dist.broadcast(raw, group_src=0, group=group)  # as bytes: gloo does not know every dtype
         if tensor.numel() and raw.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(raw.view(tensor.dtype).view(tensor.shape))
 

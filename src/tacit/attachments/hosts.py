@@ -6,7 +6,7 @@ DDP keeps the ranks of a host equal and in step, so what the first of them does 
     the others               train, and take what they are told
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.attachments.handle import Handle
+from tacit.attachments.handle import Handle, spread
 from tacit.errors import ConfigError
 from tacit.gossip.island import Island
+from tacit.gossip.rest import Rest
 from tacit.transports import Wire
 
 
@@ -48,6 +49,10 @@ class Host:
         changed = self._broadcast(torch.zeros(1, dtype=torch.uint8, device=like.device))
         return self._broadcast(torch.empty_like(like)) if changed.item() else None
 
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """They become the first rank's, on all."""
+        spread(tensors, self._group)
+
     def agree(self, value: float, like: Tensor) -> float:
         """The first rank's value, on all."""
         return float(self._broadcast(torch.tensor([value], dtype=torch.float32, device=like.device)))
@@ -63,10 +68,16 @@ class Follower:
     wire: Wire | None = None
 
     def __init__(
-        self, handle: Handle, host: Host, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any]
+        self,
+        handle: Handle,
+        host: Host,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, Any],
+        rest: Rest,
     ) -> None:
-        self._handle, self._host, self._island = handle, host, Island(parameters)
+        self._handle, self._host, self._island = handle, host, Island(parameters, rest)
         self._take()
+        host.share([*rest.buffers, *rest.frozen])
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _stepped(self) -> None:
@@ -86,6 +97,7 @@ class Follower:
 
     def merge(self) -> None:
         self._take()
+        self._host.share(self._island.rest.buffers)
 
     def consensus(self) -> float:
         return self._host.agree(0.0, self._island.snapshot)

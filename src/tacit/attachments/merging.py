@@ -131,12 +131,13 @@ class MergingAttachment:
             self._say(bucket, step)
         if not self._rule.delay:
             self._merge([bucket.index for bucket in due], step)
+        why = f"every {self._period}"
         if self._since >= self._period:
             self._since = 0
             self._period = self._rule.period(step, self._agreed_loss())
         self._handle.stepped(sum(b.layout.numel for b in due))
         if due:
-            self._handle.record("round", step=step, why=f"every {self._period}", buckets=len(due))
+            self._handle.record("round", step=step, why=why, buckets=len(due))
 
     def _say(self, bucket: Bucket, step: int) -> None:
         slots = self._slots(bucket)

@@ -19,6 +19,7 @@ VERBS = {
     "sim": "tacit.cli.sim",
     "lab": "tacit.cli.lab",
     "aggregate": "tacit.cli.aggregate",
+    "store": "tacit.cli.store",
 }
 
 

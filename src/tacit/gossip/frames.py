@@ -5,6 +5,7 @@ link is down says nothing more, and a large model on a slow link still moves.
 """
 
 import json
+import math
 import select
 import socket
 import struct
@@ -20,6 +21,7 @@ _HEAD = struct.Struct("<4sBIQI")  # magic, kind, bytes of words, bytes of payloa
 _MAGIC = b"tgs2"
 MOST_WORDS = 1 << 16
 SILENCE_S = 10.0  # not a byte moved, either way
+MOST_SILENCE_S = 60.0  # where much may be computed in between
 CALL, READY, BUSY, SWAP, PREPARED, COMMIT, DONE, OUTCOME, GET, MODEL = range(10)
 
 
@@ -42,6 +44,11 @@ class Talk:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._most = connection, most_payload
         self.sent_nbytes = 0
+        self.silence_s = SILENCE_S
+
+    def allow(self, patience_s: float) -> None:
+        """A meeting of large models, which may take this long, may be silent for longer: both compute before they speak."""
+        self.silence_s = max(SILENCE_S, min(MOST_SILENCE_S, patience_s / 4))
 
     def send(self, kind: int, words: dict[str, Any], deadline: float, payload: Any = b"") -> None:
         self._move(_packed(kind, words, payload), 0, deadline)
@@ -95,17 +102,12 @@ class Talk:
             if left_s <= 0:
                 raise PeerError("a peer did not answer in time")
             try:
-                reading, writing, _ = select.select(
-                    [self._socket] if filled < wanted else [],
-                    [self._socket] if left else [],
-                    [],
-                    min(left_s, SILENCE_S),
-                )
-                if not reading and not writing and left_s > SILENCE_S:
-                    raise PeerError(f"a peer has said nothing for {SILENCE_S:g} s")
-                if writing:
+                told = self._wait(filled < wanted, bool(left), min(left_s, self.silence_s))
+                if not told and left_s > self.silence_s:
+                    raise PeerError(f"a peer has said nothing for {self.silence_s:g} s")
+                if left and told & ~select.POLLIN:
                     left = left[self._socket.send(left) :]
-                if reading:
+                if filled < wanted and told & ~select.POLLOUT:
                     count = self._socket.recv_into(room[filled:])
                     if not count:
                         raise PeerError("a peer closed the connection")
@@ -115,6 +117,12 @@ class Talk:
             except (OSError, ValueError) as cause:
                 raise PeerError(f"a peer was lost ({cause})") from cause
         return got
+
+    def _wait(self, reading: bool, writing: bool, seconds: float) -> int:
+        """What the socket is ready for, with whatever is wrong with it; 0: nothing, for so long. (`select` knows 1,024 files only.)"""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN * reading | select.POLLOUT * writing)
+        return sum(events for _, events in poll.poll(math.ceil(1000 * seconds)))
 
 
 def _packed(kind: int, words: dict[str, Any], payload: Any) -> bytes:

@@ -3,17 +3,22 @@
 The training thread owns the parameters. Peers work on a copy of the last step's, and what they change is added to the parameters after
 the next step: adding keeps what was learned meanwhile, and the mean of all models too. Nobody ever sees half a step. What a meeting
 does here, lock included, takes as long as the layers that it is about are large, not as the model is.
+
+On an accelerator the training thread may have a stream of its own; peers' threads work on the default one. Each side waits for the other's
+last word there, on the device: nobody stops for it.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from tacit import _core
+from tacit.errors import ConfigError
 from tacit.gossip.layers import Chosen, Layers
+from tacit.gossip.rest import Rest
 
 
 @dataclass(slots=True)
@@ -41,8 +46,10 @@ class Island:
     """`stepped` is the training thread's; all else may be called from any thread."""
 
     parameters: Mapping[str, nn.Parameter]
+    rest: Rest = field(default_factory=Rest)
     start: Tensor | None = None  # what all ranks began with; None on one that came later
     step: int = 0
+    top_lr: float = 0.0  # the largest so far
     layers: Layers = field(init=False)
     reference: Tensor | None = None  # what `moved` is measured from; None: nobody asks
     moved: list[float] = field(default_factory=list)  # |w - reference|^2 by layer, as of the last step
@@ -56,10 +63,18 @@ class Island:
     _own: Tensor = field(init=False)  # as of the last step; replaced, never written to
     _pending: dict[int, Tensor] = field(default_factory=dict)  # by layer, what peers have added since
     _exchanged: set[int] = field(default_factory=set)  # layers, since the last step
+    _written: torch.Event | None = None  # on an accelerator: when `_own` is there,
+    _added: torch.Event | None = None  # and when `_pending` is
 
     def __post_init__(self) -> None:
+        devices = {str(parameter.device) for parameter in self.parameters.values()}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the model is on {', '.join(sorted(devices))}; models that gossip have one device each"
+            )
         self.layers = Layers.of(self.parameters)
         self._own = self.flat()
+        self._written = _now(self._own)
 
     @property
     def numel(self) -> int:
@@ -77,6 +92,8 @@ class Island:
     def seen(self, layers: Chosen) -> Tensor:
         """These layers as peers see them, one after another."""
         with self.lock:
+            for event, read in ((self._written, [self._own]), (self._added, self._pending.values())):
+                _after(event, read)
             if layers is None and not self._pending:
                 return self._own
             own = self._own.split(self.layers.sizes)
@@ -111,9 +128,8 @@ class Island:
         assert self.reference is not None
         own, sizes = torch.empty_like(self.reference), [p.numel() for p in self.parameters.values()]
         parts = zip(self.parameters.values(), self.reference.split(sizes), own.split(sizes), strict=True)
-        self.moved = self.layers.summed(
-            _keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts
-        )
+        squares = [_keep(parameter.detach().reshape(-1), then, now) for parameter, then, now in parts]
+        self.moved = self.layers.summed(_as_floats(squares))
         return own
 
     def refer(self) -> None:
@@ -132,9 +148,10 @@ class Island:
             pending, self._pending = self._pending, {}
             exchanged, self._exchanged = self._exchanged, set()
             parts = own.split(self.layers.sizes)
+            _after(self._added, pending.values())
             for layer, delta in pending.items():
                 parts[layer].add_(delta)
-            self._own = own
+            self._own, self._written = own, _now(own)
         if pending:
             self.write(own, tuple(pending))
         if self.reference is not None:
@@ -149,6 +166,7 @@ class Island:
         self.write(flat)
         with self.lock:
             self._own = self.flat()
+            self._written = _now(self._own)
             for kept in (self._pending, self._exchanged, self.pairs, self.doubts):
                 kept.clear()
 
@@ -170,6 +188,7 @@ class Island:
                     self.layers.numbers(layers), self.layers.parts(delta, layers), strict=True
                 ):
                     self._pending[layer] = self._pending[layer] + part if layer in self._pending else part
+                self._added = _now(delta)
             if delta is not None or led:  # who pushes has exchanged, too
                 self.met += 1
                 self._exchanged.update(self.layers.numbers(layers))
@@ -199,9 +218,34 @@ class Island:
             return Pair("start", self.start)
 
 
-def _keep(w: Tensor, reference: Tensor, out: Tensor) -> float:
-    """out = w, and |w - reference|^2."""
+def _keep(w: Tensor, reference: Tensor, out: Tensor) -> float | Tensor:
+    """out = w, and |w - reference|^2: on an accelerator, where it was computed."""
     if w.device.type == "cpu" and w.dtype == torch.float32:
         return _core.keep(w, reference, out)
     out.copy_(w)
-    return float(torch.dist(out, reference)) ** 2
+    return torch.dist(out, reference).square()
+
+
+def _as_floats(squares: Sequence[float | Tensor]) -> Sequence[float]:
+    """The device is asked once for all of them."""
+    tensors = [square for square in squares if isinstance(square, Tensor)]
+    told = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(told) if isinstance(square, Tensor) else square for square in squares]
+
+
+def _now(made: Tensor) -> torch.Event | None:
+    """What this thread has asked of the accelerator up to here; None where there is none."""
+    if made.device.type == "cpu":
+        return None
+    event: torch.Event = torch.accelerator.current_stream(made.device).record_event()
+    return event
+
+
+def _after(event: torch.Event | None, read: Iterable[Tensor]) -> None:
+    """What this thread asks of the accelerator from here on comes after `event`, and `read` is kept for it."""
+    if event is None:
+        return
+    for tensor in read:
+        stream = torch.accelerator.current_stream(tensor.device)
+        stream.wait_event(event)
+        tensor.record_stream(stream)

@@ -1,6 +1,7 @@
 """Many ranks in one process, for experiments with rules: every island has its model, and meets others as its trigger says.
 
-Not a network: nobody is late and nobody dies. What is counted is what would be sent.
+Not a network: nobody is late and nobody dies. What is counted is what has to be said; over sockets push and pull say as much as symmetric
+meetings do, since both sides speak.
 """
 
 from dataclasses import dataclass, field

@@ -3,6 +3,9 @@
 A rank whose beat has not changed for `LEASE_S` by this rank's clock is not called. Where the store itself cannot be reached (it lives in rank
 0's process, or in torchrun's agent on its host, or where TACIT_STORE says), the ranks go on with those they know; nobody can join
 until it is back.
+
+A store may outlive a run. Who finds that all of an earlier one have gone begins the next, and so do all that find the same: keys carry the
+run's number.
 """
 
 import json
@@ -41,8 +44,20 @@ class Members:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self.store_lost = False
-        # 1: the first; more: this rank was here before
-        self.life = line.ask(lambda store: int(store.add(f"{rank}/lives", 1)), start_s)
+        self.run = line.ask(lambda store: int(store.add("run", 0)), start_s)
+        self.life = self._lives()  # 1: the first; more: this rank was here before
+
+    def enter(self, *, next_run: bool) -> None:
+        """Looks which run this is, before `begin`; with `next_run`, begins another, unless somebody has."""
+        run = self._line.ask(
+            lambda store: _run_after(store, self.run) if next_run else int(store.add("run", 0))
+        )
+        if run != self.run:
+            self.run, self._seen = run, {}
+            self.life = self._lives()
+
+    def _lives(self) -> int:
+        return self._line.ask(lambda store: int(store.add(self._key(f"{self._rank}/lives"), 1)))
 
     def begin(self, own: Address) -> None:
         """From here on this rank can be called."""
@@ -51,6 +66,12 @@ class Members:
         with suppress(StoreError):
             self.set(f"{self._rank}/began", "yes")
         threading.Thread(target=self._run, name="tacit-gossip-members", daemon=True).start()
+
+    @property
+    def all_left(self) -> bool:
+        """Whether nobody is known that may still live: all of the others have said that they go, or never came."""
+        with self._lock:
+            return not self._seen
 
     def live(self) -> Mapping[int, Address]:
         """The others whose lease has not run out, by rank."""
@@ -61,7 +82,7 @@ class Members:
 
     def all_began(self) -> bool:
         """Whether every rank has been here, if only for a moment."""
-        keys = [f"{rank}/began" for rank in range(self._world)]
+        keys = [self._key(f"{rank}/began") for rank in range(self._world)]
         with suppress(StoreError):
             return self._line.ask(lambda store: bool(store.check(keys)))
         return False
@@ -78,15 +99,18 @@ class Members:
         self._line.close()
 
     def set(self, key: str, value: str) -> None:
-        self._line.ask(lambda store: store.set(key, value))
+        self._line.ask(lambda store: store.set(self._key(key), value))
 
     def get(self, key: str) -> str | None:
-        return self._line.ask(lambda store: _get(store, key))
+        return self._line.ask(lambda store: _get(store, self._key(key)))
 
     def claim(self, key: str, value: str) -> str:
         """Sets `key` unless somebody has; returns what it is then, the same for all."""
-        told: str = self._line.ask(lambda store: store.compare_set(key, "", value).decode())
+        told: str = self._line.ask(lambda store: store.compare_set(self._key(key), "", value).decode())
         return told
+
+    def _key(self, key: str) -> str:
+        return f"{self.run}/{key}"
 
     def _run(self) -> None:
         while not self._closed.wait(self._beat_s):
@@ -113,8 +137,8 @@ class Members:
         self._beats += 1
         if self._own is not None and not self._closed.is_set():
             own = [self._beats, self._own.host, self._own.port, self._own.incarnation]
-            store.set(f"{self._rank}", json.dumps(own))
-        return {rank: _get(store, f"{rank}") for rank in range(self._world) if rank != self._rank}
+            store.set(self._key(f"{self._rank}"), json.dumps(own))
+        return {rank: _get(store, self._key(f"{rank}")) for rank in range(self._world) if rank != self._rank}
 
     def _read(self, rank: int, text: str | None) -> None:
         with self._lock:
@@ -130,3 +154,7 @@ class Members:
 
 def _get(store: Any, key: str) -> str | None:
     return store.get(key).decode() if store.check([key]) else None
+
+
+def _run_after(store: Any, run: int) -> int:
+    return int(store.compare_set("run", str(run), str(run + 1)).decode())

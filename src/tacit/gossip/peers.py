@@ -1,7 +1,7 @@
 """Meetings over sockets: a thread answers peers, another calls them, and training goes on meanwhile.
 
     caller -> called   CALL      which meeting this is, of which layers, and what the caller thinks both refer to
-    called -> caller   READY, or BUSY: one meeting at a time
+    called -> caller   READY, or BUSY: one meeting at a time, and none before the first step
     both   <-> both    SWAP      payload for payload, until the codec has heard enough
     called -> caller   PREPARED  it has computed all, and holds it
     caller -> called   COMMIT    the caller has moved; now the called one does
@@ -21,7 +21,7 @@ import time
 import warnings
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,12 +37,15 @@ from tacit.gossip.layers import Chosen
 from tacit.gossip.meeting import Outcome, answer_pair, keeps_reference, speak
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
+from tacit.gossip.place import Door, listening
+from tacit.gossip.rest import raw_bytes
 from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
 from tacit.rounds.adaptive import Wish
 
 _HEARD_S = 60.0  # at most, for a message to arrive
 _CONNECT_S = 3.0
 _KEPT = 8  # own calls of a peer that came to an end, of which it may still ask; it can be in doubt of the last only
+_SHOWN_S = 1800.0  # for a model to be taken; silence ends it sooner
 _TRIES = 8  # while peers are busy
 _WAIT_S = 0.05
 _NO_PEER = (
@@ -75,6 +78,15 @@ class Met:
     sent_nbytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a peer has shown of itself: `words` tell its steps, its merges, its largest learning rate and the checksum of what is frozen."""
+
+    model: Tensor | None  # None: it has none to show
+    buffers: Sequence[Tensor]
+    words: Mapping[str, Any]
+
+
 class Peers:
     """This rank's place among its peers. `members()` are the others that live, by rank; `tell` hears of every call's end."""
 
@@ -88,7 +100,7 @@ class Peers:
         world: int,
         incarnation: str,
         seed: int,
-        host: str,
+        door: Door,
         members: Callable[[], Mapping[int, Address]],
         tell: Callable[[Met], None],
         sent: Callable[[int], None],
@@ -110,9 +122,10 @@ class Peers:
         self._idle = threading.Event()
         self._idle.set()
         self._closed = threading.Event()
-        self._most = 8 * island.numel + (1 << 16)
+        self._most = 8 * island.numel + island.rest.nbytes + (1 << 16)
         self._talks: set[Talk] = set()
-        self._server = socket.create_server((host, 0))
+        self.away = False  # as long as this model may still be replaced, by a checkpoint's: it meets nobody
+        self._server = listening(door)
         self.port: int = self._server.getsockname()[1]
         for name, work in (("answer", self._accept), ("call", self._call_all)):
             threading.Thread(target=work, name=f"tacit-gossip-{name}", daemon=True).start()
@@ -208,6 +221,7 @@ class Peers:
         try:
             self._settle(peer, address, began + patience_s)
             talk = self._connect(address, began + patience_s)
+            talk.allow(patience_s)
             try:
                 outcome, layers = self._lead(talk, peer, wish.layers, patience_s)
             finally:
@@ -309,11 +323,13 @@ class Peers:
                 f"rank {peer} speaks {words['says']} about {words['numel']} parameters, or others"
             )
         layers, pace = self._island.layers.read(words["layers"]), self._paces[peer]
-        deadline = time.monotonic() + pace.patience_s(self._nbytes(layers))
+        patience_s = pace.patience_s(self._nbytes(layers))
+        deadline = time.monotonic() + patience_s
+        talk.allow(patience_s)
         doubt = self._island.doubts.get(peer)
         if doubt is not None and doubt.incarnation != words["incarnation"]:
             self._decide(doubt, False)  # it was here before, and died
-        if not self._meeting.acquire(blocking=False):
+        if self.away or not self._meeting.acquire(blocking=False):
             talk.send(frames.BUSY, {}, deadline)
             return
         before = talk.sent_nbytes
@@ -341,15 +357,21 @@ class Peers:
             self._sent(talk.sent_nbytes - before)
 
     def _show(self, talk: Talk, asked: Frame) -> None:
-        """The start, for those that begin; the model as it is; or what is brought to a merge. Nothing where there is none."""
-        island = self._island
+        """The start, for those that begin; the model as it is; or what is brought to a merge; with its buffers. Nothing where there is none."""
+        island, what = self._island, asked.words.get("what", "")
         with island.lock:
             known = {"start": island.start, "now": island.snapshot, "merge": island.offered}
-            chosen = known.get(asked.words.get("what", ""))
-            words = {"step": island.step, "merges": island.merges, "there": chosen is not None}
-        payload = b"" if chosen is None else _bytes(chosen)
+            chosen = known.get(what)
+            words = {"step": island.step, "merges": island.merges, "top_lr": island.top_lr}
+        if what == "frozen":
+            words, payload = words | {"there": True}, island.rest.tell_frozen()
+        elif chosen is None:
+            words, payload = words | {"there": False}, b""
+        else:
+            words |= {"there": True, "frozen": island.rest.crc}
+            payload = raw_bytes(chosen) + island.rest.tell()
         before = talk.sent_nbytes
-        talk.send(frames.MODEL, words, time.monotonic() + 4 * FIRST_S, payload)
+        talk.send(frames.MODEL, words, time.monotonic() + _SHOWN_S, payload)
         self._sent(talk.sent_nbytes - before)
 
     # ---- what was left open
@@ -417,20 +439,28 @@ class Peers:
         sizes = self._island.layers.sizes
         return self._codec.nbytes(sum(sizes if layers is None else (sizes[layer] for layer in layers)))
 
-    def fetch(self, address: Address, what: str, deadline: float) -> tuple[Tensor | None, dict[str, Any]]:
-        """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`; and how many steps and merges it has behind it."""
+    def fetch(self, address: Address, what: str, deadline: float) -> Shown:
+        """A peer's `start`, its model as it is (`now`) or what it brings to a `merge`."""
+        frame = self._get(address, what, deadline)
+        if not frame.words.get("there"):
+            return Shown(None, [], frame.words)
+        model, buffers = frame.payload[: 4 * self._island.numel], frame.payload[4 * self._island.numel :]
+        if len(model) != 4 * self._island.numel:
+            raise PeerError("a peer's model has another size")
+        flat = torch.frombuffer(bytearray(model), dtype=torch.float32).to(self._island.device)
+        return Shown(flat, self._island.rest.read(buffers), frame.words)
+
+    def take_frozen(self, address: Address, deadline: float) -> None:
+        """A peer's frozen parameters."""
+        self._island.rest.take_frozen(self._get(address, "frozen", deadline).payload)
+
+    def _get(self, address: Address, what: str, deadline: float) -> Frame:
         talk = self._connect(address, deadline)
         try:
             talk.send(frames.GET, {"what": what}, deadline)
-            frame = talk.expect(frames.MODEL, deadline)
+            return talk.expect(frames.MODEL, deadline)
         finally:
             self._leave(talk)
-        if not frame.words.get("there"):
-            return None, frame.words
-        if len(frame.payload) != 4 * self._island.numel:
-            raise PeerError("a peer's model has another size")
-        model = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
-        return model.to(self._island.device), frame.words
 
     def _connect(self, address: Address, deadline: float) -> Talk:
         try:
@@ -473,7 +503,7 @@ def _with_tensor(request: Request, tensor: Tensor) -> Request:
 
 
 def _swapped(talk: Talk, own: Tensor, deadline: float) -> Tensor:
-    other = talk.swap(_bytes(own), deadline)
+    other = talk.swap(raw_bytes(own), deadline)
     return (
         torch.frombuffer(other, dtype=own.dtype).view(own.shape).to(own.device)
         if own.numel()
@@ -481,10 +511,5 @@ def _swapped(talk: Talk, own: Tensor, deadline: float) -> Tensor:
     )
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    """A tensor as it travels. A model on an accelerator comes to the host here: sockets cannot read it there."""
-    return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def _digest(tensor: Tensor) -> int:
-    return zlib.crc32(_bytes(tensor))
+    return zlib.crc32(raw_bytes(tensor))

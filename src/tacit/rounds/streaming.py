@@ -1,7 +1,7 @@
 """Streaming DiLoCo (Douillard et al. 2025): a part of the model at a time, merged some steps after it was said.
 
-part p of P is said p H / P steps after the period began, so the link is never asked for all at once;
-`delay` steps later, after training went on:   w <- mix w + (1 - mix) anchor
+part p of P is said p H / P steps before the period of H ends, so the link is never asked for all at once;
+`delay` steps later, after training went on:   w <- mix w + (1 - mix) anchor          without delay: w <- anchor
 """
 
 from dataclasses import dataclass

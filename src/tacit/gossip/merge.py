@@ -1,0 +1,141 @@
+"""The merge at the end: all that live get the mean of their models, to the same bits, or keep their own.
+
+    agree      all that live say that they are here; the lowest of them writes down who that is, and the first word holds
+    bring      each takes the others' models, and adds them up in the same order
+    all have   only when everybody has everything does anybody take the mean; if one died meanwhile, those that are left agree again
+
+The store carries the words, sockets the models. A model that is not finite is left out, by all alike; its rank gets the others' mean.
+"""
+
+import itertools
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from tacit.errors import TransportError
+from tacit.gossip.frames import PeerError
+from tacit.gossip.island import Island
+from tacit.gossip.line import StoreError
+from tacit.gossip.members import Members
+from tacit.gossip.peers import Peers, Shown
+from tacit.gossip.rest import Mean
+
+MERGE_S = 1800.0  # for all that live to call it, and their models to travel: as long as torch's own collectives wait
+STORE_S = 120.0  # without the store
+SAYS_S = 60.0  # then it says for whom it waits
+
+
+def merge(island: Island, peers: Peers, members: Members, rank: int) -> None:
+    """The training thread's. Raises TransportError where it does not come about; this rank's model is its own then."""
+    deadline, key = time.monotonic() + MERGE_S, f"merge/{island.merges + 1}"
+    merging = _Merge(island, peers, members, rank, deadline)
+    try:
+        chosen = merging.agree(f"{key}/1")  # who waits here may still be met
+        peers.settle()
+        with peers.apart():
+            island.gather_in()
+            island.offered = island.snapshot
+            model, buffers = merging.mean(key, chosen).of_all()
+            island.start = model
+            island.set(model)
+            island.rest.take(buffers)
+    finally:
+        island.offered = None
+        island.merges += 1
+
+
+class _Merge:
+    def __init__(self, island: Island, peers: Peers, members: Members, rank: int, deadline: float) -> None:
+        self._island, self._peers, self._members = island, peers, members
+        self._rank, self._deadline = rank, deadline
+        self._missing: list[int] = []  # that live, and have not called it
+
+    def agree(self, key: str) -> list[int]:
+        """Who takes part: all that live, once all of them are here."""
+        for _ in self._turns():
+            with suppress(StoreError):
+                self._members.set(f"{key}/{self._rank}", "ready")
+                if (told := self._members.get(f"{key}/who")) is not None:
+                    return [int(rank) for rank in told.split()]
+                live = sorted([*self._members.look(), self._rank])
+                others = [r for r in live if r != self._rank]
+                self._missing = [r for r in others if not self._members.get(f"{key}/{r}")]
+                if live[0] == self._rank and not self._missing and not self._members.store_lost:
+                    self._members.claim(f"{key}/who", " ".join(map(str, live)))
+        if self._members.store_lost:
+            raise TransportError("the models cannot be merged: torch's store is gone")
+        raise TransportError(
+            f"rank {self._rank} waited {MERGE_S:g} s for ranks {self._missing} to merge; all that live must call merge()"
+        )
+
+    def mean(self, key: str, chosen: list[int]) -> Mean:
+        for attempt in itertools.count(1):
+            if self._rank not in chosen:
+                break
+            brought = self._brought(chosen)
+            if self._all_have(f"{key}/{attempt}", chosen, brought is not None):
+                assert brought is not None
+                if not brought.count:
+                    raise TransportError("no rank has a model that is finite; there is nothing to merge")
+                return brought
+            chosen = self.agree(f"{key}/{attempt + 1}")
+        raise TransportError(
+            f"rank {self._rank} came too late to the merge of ranks {chosen}; its model stays its own"
+        )
+
+    def _brought(self, chosen: Sequence[int]) -> Mean | None:
+        """The mean of everybody's model, or None where one of them cannot be had any more."""
+        mean = Mean()
+        for rank in chosen:
+            shown = self._own() if rank == self._rank else self._offer_of(rank)
+            if shown is None or shown.model is None:
+                return None
+            if not mean.add(shown.model, shown.buffers):
+                warnings.warn(
+                    f"the model of rank {rank} is not finite: the merge leaves it out", stacklevel=2
+                )
+        return mean
+
+    def _own(self) -> Shown:
+        rest = self._island.rest
+        return Shown(self._island.offered, rest.read(rest.tell()), {})
+
+    def _offer_of(self, rank: int) -> Shown | None:
+        """What `rank` brings, asked for until it is given or its lease has run out."""
+        for _ in self._turns():
+            if (address := self._members.look().get(rank)) is None:
+                return None
+            with suppress(PeerError):
+                shown = self._peers.fetch(address, "merge", self._deadline)
+                if shown.model is not None:
+                    return shown
+        return None
+
+    def _all_have(self, key: str, chosen: Sequence[int], have: bool) -> bool:
+        """Whether all that still live have all models; one that has not makes all of them agree again."""
+        for _ in self._turns():
+            with suppress(StoreError):
+                self._members.set(f"{key}/{self._rank}", "done" if have else "failed")
+                live = self._members.look()
+                said = {r: self._members.get(f"{key}/{r}") for r in chosen if r == self._rank or r in live}
+                if "failed" in said.values():
+                    return False
+                if set(said.values()) == {"done"}:
+                    return True
+        raise TransportError(
+            f"rank {self._rank} did not hear from all that merge in time; its model stays its own"
+        )
+
+    def _turns(self) -> Iterator[None]:
+        """Polls until the deadline, or until the store has been away for too long; says once that it waits."""
+        heard = began = time.monotonic()
+        said = False
+        while (now := time.monotonic()) < min(self._deadline, heard + STORE_S):
+            yield
+            heard = heard if self._members.store_lost else now
+            if now - began > SAYS_S and not said:
+                said = True
+                whom = f"ranks {self._missing}" if self._missing else "the others' models"
+                warnings.warn(f"rank {self._rank} waits for {whom} to merge", stacklevel=2)
+            time.sleep(0.02)

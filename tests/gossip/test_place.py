@@ -1,0 +1,48 @@
+"""Where a rank listens, and as what others know it."""
+
+import socket
+
+import pytest
+
+from tacit.errors import ConfigError
+from tacit.gossip import place
+from tacit.gossip.place import Door, listening, own_door
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in ("TACIT_HOST", "TACIT_STORE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_address_is_the_one_that_leads_to_the_store(monkeypatch):
+    assert own_door() == Door("127.0.0.1", "127.0.0.1")
+    for name, text in (("MASTER_ADDR", "localhost"), ("TACIT_STORE", "127.0.0.1:29400")):
+        monkeypatch.setenv(name, text)
+        assert own_door() == Door("127.0.0.1", "127.0.0.1")
+
+
+def test_a_name_that_is_this_machine_here_is_passed_on_as_a_name(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", 9))]
+    monkeypatch.setattr(place.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    assert own_door() == Door("node0", "")
+    with listening(own_door()) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
+def test_who_knows_better_says_so(monkeypatch):
+    monkeypatch.setenv("TACIT_STORE", "127.0.0.1:29400")
+    monkeypatch.setenv("TACIT_HOST", "10.0.0.7")
+    assert own_door() == Door("10.0.0.7", "")
+
+
+def test_a_store_of_the_sixth_version_can_be_named():
+    assert place._split("[::1]:29400") == ("::1", 29400)
+    with pytest.raises(ConfigError, match="write host:port"):
+        place._split("29400")
+
+
+def test_an_address_of_another_machine_is_refused_with_the_way_out():
+    with pytest.raises(ConfigError, match=r"cannot listen at 192.0.2.1 .*TACIT_HOST"):
+        listening(Door("192.0.2.1", "192.0.2.1"))
