@@ -14,6 +14,7 @@ as a pause too, and is told in brackets: for how long of it the training thread 
 import argparse
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -316,7 +317,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=seeds_of, default=list(range(10)), help="0..9, 3 or 1,4 (0..9)")
-    parser.add_argument("--steps", type=int, default=5000, help="of every rank (5000)")
+    parser.add_argument("--steps", type=int, default=8000, help="of every rank (8000)")
     parser.add_argument("--pace", type=float, default=4.0, help="milliseconds that a step takes at least (4)")
     parser.add_argument("--cut", type=float, default=20.0, help="seconds for which a link is down (20)")
     parser.add_argument("--deadline", type=float, default=1.0, help="seconds that training may pause (1)")
@@ -349,6 +350,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it as Ctrl-C does,
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # also in the background, where a shell ignores it
     try:
         main()
     except KeyboardInterrupt:
