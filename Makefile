@@ -57,7 +57,7 @@ bench-error: $(READY)  ## errors of the codecs on real gradients
 bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minutes)
 	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
-chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 55 minutes)
+chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 45 minutes)
 	@$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean:  ## remove what builds, tests and runs leave

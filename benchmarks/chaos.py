@@ -350,10 +350,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it as Ctrl-C does,
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # also in the background, where a shell ignores it
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background, too, where a shell ignores the first
+        signal.signal(number, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:

@@ -16,9 +16,8 @@ def main() -> None:
     y = (x @ torch.randn(32, 10)).argmax(1)
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    handle = tacit.attach(
-        model, optimizer, "adaptive / hush / gossip"
-    )  # takes the others' model, if they are there
+    # Takes the others' model, if they are there.
+    handle = tacit.attach(model, optimizer, "adaptive / hush / gossip")
 
     rng = torch.Generator().manual_seed(handle.rank)  # other batches on every rank
     while handle.step < 400:  # who comes late goes on where the others are

@@ -287,12 +287,17 @@ def test_a_store_serves_one_run_after_another_whether_they_left_or_died(ranks):
         assert torch.equal(merged, same) and run == also == number
 
 
-def _dies_in_the_merge(rank, world):
+def _three_steps_alone(rank):
+    """A rank that has met nobody yet, and its model."""
     model = deep(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
     train(model, optimizer, rank, range(3))
-    own = flat(model)
+    return model, handle, flat(model)
+
+
+def _dies_in_the_merge(rank, world):
+    model, handle, own = _three_steps_alone(rank)
     torch.distributed.barrier()
     if rank == 2:  # says that it is ready, and is never heard of again
         attached = handle._attachment
@@ -318,11 +323,7 @@ def test_one_that_dies_in_a_merge_is_left_out_of_it_by_all(ranks):
 
 
 def _not_finite(rank, world):
-    model = deep(seed=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
-    train(model, optimizer, rank, range(3))
-    own = flat(model)
+    model, handle, own = _three_steps_alone(rank)
     if rank == 1:
         with torch.no_grad():
             model[0][0].weight[0, 0] = float("nan")

@@ -26,7 +26,7 @@ from tacit.gossip.meeting import distance_apart
 from tacit.gossip.members import Members
 from tacit.gossip.merge import merge
 from tacit.gossip.partners import Gossip
-from tacit.gossip.peers import Address, Met, Peers
+from tacit.gossip.peers import SHOWN_S, Address, Met, Peers
 from tacit.gossip.place import START_S, own_door, rank_and_world, store_of
 from tacit.gossip.rest import Rest
 from tacit.memory import Run
@@ -34,7 +34,6 @@ from tacit.rounds import Movement, Trigger
 from tacit.transports import Wire
 
 _ALONE_S = 30.0  # nobody of a run that was on is heard for so long: all of it is gone
-_TAKE_S = 1800.0  # for a model to come from one that answers; silence ends it sooner
 _CONSENSUS_S = 120.0
 _CALLS_IN_VAIN = 8  # in a row, before it is said
 
@@ -171,7 +170,7 @@ class GossipAttachment:
 
     def _take_model_of(self, address: Address, what: str) -> str:
         """`taken`; `running`, where it has begun already; or `nothing`, where it has none to give."""
-        deadline = time.monotonic() + _TAKE_S
+        deadline = time.monotonic() + SHOWN_S
         island, shown = self._island, self._peers.fetch(address, what, deadline)
         step = int(shown.words["step"])
         if what == "start" and step:

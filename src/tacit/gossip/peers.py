@@ -45,7 +45,7 @@ from tacit.rounds.adaptive import Wish
 _HEARD_S = 60.0  # at most, for a message to arrive
 _CONNECT_S = 3.0
 _KEPT = 8  # own calls of a peer that came to an end, of which it may still ask; it can be in doubt of the last only
-_SHOWN_S = 1800.0  # for a model to be taken; silence ends it sooner
+SHOWN_S = 1800.0  # for a model to be taken by one that asks for it; silence ends it sooner
 _TRIES = 8  # while peers are busy
 _WAIT_S = 0.05
 _NO_PEER = (
@@ -371,7 +371,7 @@ class Peers:
             words |= {"there": True, "frozen": island.rest.crc}
             payload = raw_bytes(chosen) + island.rest.tell()
         before = talk.sent_nbytes
-        talk.send(frames.MODEL, words, time.monotonic() + _SHOWN_S, payload)
+        talk.send(frames.MODEL, words, time.monotonic() + SHOWN_S, payload)
         self._sent(talk.sent_nbytes - before)
 
     # ---- what was left open
