@@ -16,7 +16,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy chaos clean distclean
+.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -59,6 +59,9 @@ bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minut
 
 chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 45 minutes)
 	@$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+hostile: $(READY)  ## attack every port that tacit opens, on loopback, and count what was refused (10 minutes)
+	@$(BIN)/python tests/hostile/run.py $(ARGS)
 
 clean:  ## remove what builds, tests and runs leave
 	@rm -rf build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -209,3 +209,11 @@ def test_a_gradient_that_is_not_finite_is_seen_and_reported_by_all_ranks_and_not
         assert len(messages) == 1 and "step 0" in messages[0] and "0.0.weight" in messages[0]
         assert ("this rank's own" in messages[0]) == (rank == 1)
         assert (remembered > 0) == text.startswith("ef")
+
+
+def test_an_error_is_one_short_printable_line_whatever_value_it_quotes():
+    for value in ("x" * 100_000, "a\nb\x1b[31m\u202ec\x00", "\n" * 5000):
+        text = str(ConfigError(f"value {value}: too odd; leave it out"))
+        assert text.isprintable() and len(text) <= 600
+        assert text.startswith("value ") and text.endswith("leave it out")
+    assert str(ConfigError("a\nb\x1b[31m")) == "a b\\x1b[31m"
