@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # as pytest has it: helpers import by name
-
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # as pytest has it: helpers import by name
 
 GRACE_S = 120.0  # for a target to start and to stop, on a busy machine
 
