@@ -42,7 +42,7 @@ def works(log2: int) -> Work:
     x, y = torch.randn(n), torch.empty(n)
     padded, blocks = _core.hush_padded(n), _core.hush_blocks(n)
     norms, packed, lanes = (
-        torch.empty(blocks),
+        torch.empty(blocks, dtype=torch.float64),
         torch.empty(padded // 2, dtype=torch.uint8),
         torch.empty(padded, dtype=torch.uint8),
     )
@@ -54,7 +54,7 @@ def works(log2: int) -> Work:
     for _ in range(4):
         _core.add_table(packed, padded, table, lanes, 1)
 
-    slices = torch.ones(-(-n // 2**20)) * min(n, 2**20) ** 0.5
+    slices = torch.ones(-(-n // 2**20), dtype=torch.float64) * min(n, 2**20) ** 0.5
     thc_encode, thc_decode = thc(
         x, y, slices, torch.empty(n // 2, dtype=torch.uint8), torch.full((n,), 60, dtype=torch.uint8)
     )
@@ -78,9 +78,10 @@ def works(log2: int) -> Work:
 def empty_calls() -> Work:
     """The same calls without an element: what Python and the binding cost."""
     e, other, b = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.uint8)
-    encode, decode = hush(_core, e, e, e, b, b)
-    encode_by_two, decode_by_two = hush(_core, e, e, e, b, b, threads=2)
-    thc_encode, thc_decode = thc(e, e, e, b, b)
+    norms = e.double()
+    encode, decode = hush(_core, e, e, norms, b, b)
+    encode_by_two, decode_by_two = hush(_core, e, e, norms, b, b, threads=2)
+    thc_encode, thc_decode = thc(e, e, norms, b, b)
     return {
         "copy": lambda: e.copy_(other),
         "hush encode": encode,

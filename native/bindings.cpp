@@ -86,12 +86,12 @@ auto with_lanes(const Array& lanes, Call call) {
     return u8 ? call(as(std::uint8_t())) : u16 ? call(as(std::uint16_t())) : call(as(std::int32_t()));
 }
 
-void hush_norms(Array<const float> x, Array<float> out, int threads) {
+void hush_norms(Array<const float> x, Array<double> out, int threads) {
     nb::gil_scoped_release unlocked;
     tacit::hush_norms(span(x), span(out), threads);
 }
 
-void hush_encode(Array<const float> x, Array<const float> norms, std::uint64_t sign_seed,
+void hush_encode(Array<const float> x, Array<const double> norms, std::uint64_t sign_seed,
                  std::uint64_t dither_seed, int place, double alpha, double range, int granularity,
                  Array<const std::uint8_t> cell, Array<std::uint8_t> out, int threads) {
     nb::gil_scoped_release unlocked;
@@ -99,7 +99,7 @@ void hush_encode(Array<const float> x, Array<const float> norms, std::uint64_t s
                        span(cell), span(out), threads);
 }
 
-void hush_decode(ConstLanes lanes, Array<const float> norms, std::uint64_t sign_seed,
+void hush_decode(ConstLanes lanes, Array<const double> norms, std::uint64_t sign_seed,
                  std::uint64_t dither_seed, Array<const float> offsets, double range, int granularity,
                  Array<float> out, float gain, int threads) {
     with_lanes(lanes, [&](auto sums) {
@@ -121,7 +121,7 @@ void lookup_table(Array<const std::uint8_t> index, std::size_t numel, Array<cons
     with_lanes(lanes, [&](auto sums) { tacit::lookup_table(span(index), span(table), sums, threads); });
 }
 
-void thc_encode(Array<const float> x, Array<const float> norms, int slice_log2, int block_log2,
+void thc_encode(Array<const float> x, Array<const double> norms, int slice_log2, int block_log2,
                 std::uint64_t sign_seed, std::uint64_t round_seed, double t_p,
                 Array<const std::uint8_t> table, int bits, Array<std::uint8_t> out, int threads) {
     nb::gil_scoped_release unlocked;
@@ -130,7 +130,7 @@ void thc_encode(Array<const float> x, Array<const float> norms, int slice_log2, 
 }
 
 void thc_decode(ConstLanes lanes, std::size_t numel, int slice_log2, int block_log2, std::uint64_t sign_seed,
-                Array<const float> norms, double t_p, int granularity, int count, Array<float> out,
+                Array<const double> norms, double t_p, int granularity, int count, Array<float> out,
                 float gain, int threads) {
     check_numel("out", out.size(), numel);
     with_lanes(lanes, [&](auto sums) {
@@ -147,6 +147,7 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 
 // Types as a type checker reads them: nanobind's own name numpy alone, and mypy would then refuse tensors.
 #define FLOAT32S "torch.Tensor | numpy.typing.NDArray[numpy.float32]"
+#define FLOAT64S "torch.Tensor | numpy.typing.NDArray[numpy.float64]"
 #define UINT32S "torch.Tensor | numpy.typing.NDArray[numpy.uint32]"
 #define BYTES "torch.Tensor | numpy.typing.NDArray[numpy.uint8]"
 #define LANES "torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]"
@@ -181,13 +182,13 @@ NB_MODULE(_core, m) {
           "Lanes of `numel` elements; their indices take half as many bytes.");
     m.def("hush_blocks", &tacit::hush_blocks, "numel"_a, "Norms of `numel` elements: 8 a piece.");
     m.def("hush_norms", &hush_norms, "x"_a.noconvert(), "out"_a.noconvert(), "threads"_a = 1,
-          nb::sig("def hush_norms(x: " FLOAT32S ", out: " FLOAT32S ", threads: int = 1) -> None"),
+          nb::sig("def hush_norms(x: " FLOAT32S ", out: " FLOAT64S ", threads: int = 1) -> None"),
           "The norm of each block into `out`, of hush_blocks(); not finite if the block is not.");
     m.def("hush_encode", &hush_encode, "x"_a.noconvert(), "norms"_a.noconvert(), "sign_seed"_a,
           "dither_seed"_a, "place"_a, "alpha"_a, "range"_a, "granularity"_a, "cell"_a.noconvert(),
           "out"_a.noconvert(), "threads"_a = 1,
           nb::sig(
-              "def hush_encode(x: " FLOAT32S ", norms: " FLOAT32S
+              "def hush_encode(x: " FLOAT32S ", norms: " FLOAT64S
               ", sign_seed: int, dither_seed: int, place: int, alpha: float, range: float, granularity: int, "
               "cell: " BYTES ", out: " BYTES ", threads: int = 1) -> None"),
           "Rotated, dithered and rounded to the 4-bit index cell[floor(2 v)], two a byte into `out`.\n\n"
@@ -195,7 +196,7 @@ NB_MODULE(_core, m) {
     m.def("hush_decode", &hush_decode, "lanes"_a.noconvert(), "norms"_a.noconvert(), "sign_seed"_a,
           "dither_seed"_a, "offsets"_a.noconvert(), "range"_a, "granularity"_a, "out"_a.noconvert(), "gain"_a,
           "threads"_a = 1,
-          nb::sig("def hush_decode(lanes: " LANES ", norms: " FLOAT32S
+          nb::sig("def hush_decode(lanes: " LANES ", norms: " FLOAT64S
                   ", sign_seed: int, dither_seed: int, offsets: " FLOAT32S
                   ", range: float, granularity: int, out: " FLOAT32S
                   ", gain: float, threads: int = 1) -> None"),
@@ -217,7 +218,7 @@ NB_MODULE(_core, m) {
           "sign_seed"_a, "round_seed"_a, "t_p"_a, "table"_a.noconvert(), "bits"_a, "out"_a.noconvert(),
           "threads"_a = 1,
           nb::sig(
-              "def thc_encode(x: " FLOAT32S ", norms: " FLOAT32S
+              "def thc_encode(x: " FLOAT32S ", norms: " FLOAT64S
               ", slice_log2: int, block_log2: int, sign_seed: int, round_seed: int, t_p: float, table: " BYTES
               ", bits: int, out: " BYTES ", threads: int = 1) -> None"),
           "Rotated, clamped and rounded stochastically to indices into `table`, packed into `out`.\n\n"
@@ -226,7 +227,7 @@ NB_MODULE(_core, m) {
           "sign_seed"_a, "norms"_a.noconvert(), "t_p"_a, "granularity"_a, "count"_a, "out"_a.noconvert(),
           "gain"_a, "threads"_a = 1,
           nb::sig("def thc_decode(lanes: " LANES
-                  ", numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: " FLOAT32S
+                  ", numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: " FLOAT64S
                   ", t_p: float, granularity: int, count: int, out: " FLOAT32S
                   ", gain: float, threads: int = 1) -> None"),
           "gain * the mean over the `count` ranks whose table values add up to `lanes`, of thc_padded().\n\n"

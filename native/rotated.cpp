@@ -1,6 +1,7 @@
 #include "rotated.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -27,7 +28,8 @@ constexpr size_t most_numel = size_t(1) << 60;  // no size below overflows under
 constexpr size_t smallest_piece_rows = 64;
 constexpr size_t whole_rows = 8192;   // a longer vector is padded to whole pieces
 constexpr size_t window_pieces = 32;  // pieces that sample the same megabyte: it stays in the cache meanwhile
-constexpr size_t adder_share = size_t(1) << 16;  // elements: even, and worth a thread's while
+constexpr size_t runs = hush_piece_rows / hush_run_rows;  // that a vector is cut into
+constexpr size_t adder_share = size_t(1) << 16;           // elements: even, and worth a thread's while
 
 void check_between(const char* name, long long value, long long least, long long most) {
     if (value < least || value > most) refuse(name, "=", value, ": from ", least, " to ", most);
@@ -74,25 +76,65 @@ size_t workers_for(size_t units, int threads) {
     return std::clamp<size_t>(units, 1, size_t(threads));
 }
 
+// ---- magnitudes
+
+// Kernels square, add and divide in float. A norm beyond these limits, and the block under it, are taken
+// times a power of two that brings them near 1: exact, so the bits of ordinary gradients do not depend on it.
+constexpr double least_ordinary = 0x1p-40, most_ordinary = 0x1p60;
+
+bool ordinary(double norm) { return norm >= least_ordinary && norm <= most_ordinary; }
+
+// The power of two to divide `norm` by: 1 if it is ordinary, 0 or not finite.
+double unit_of(double norm) {
+    if (ordinary(norm) || norm == 0 || !std::isfinite(norm)) return 1;
+    return std::ldexp(1.0, std::clamp(std::ilogb(norm), -100, 100));
+}
+
 // ---- hush
 
-// Pieces side by side: row k of them is `width()` elements from `at + k * stride` on.
+// Pieces side by side: their rows lie in 32 runs of equal length, each `stride` from the last.
 struct Group {
     size_t piece, count;     // the first, and how many
     size_t first_row, rows;  // of the first
-    size_t at, stride;
+    size_t stride;
+    std::array<size_t, runs> starts;  // elements
 
     size_t row(size_t s) const { return first_row + s * rows; }
     size_t width() const { return count * hush_lanes; }
-    bool within(size_t numel) const { return at + (rows - 1) * stride + width() <= numel; }
-    HushStrip strip(size_t from_row_to_row) const { return {from_row_to_row, count, first_row, rows}; }
+    bool within(size_t numel) const { return starts.back() + (rows / runs - 1) * stride + width() <= numel; }
+    // The only piece of a vector.
+    bool together() const {
+        return stride == width() && starts.back() == starts[0] + (runs - 1) * (rows / runs) * stride;
+    }
+    // Kernels find its rows where they lie: all there, and whole runs of them.
+    bool in_place(size_t numel) const { return within(numel) && (rows == hush_piece_rows || together()); }
 
-    // visit(first element, elements that are there) for each row.
+    // visit(first element, elements that are there, elements in all) for rows, as many at once as lie
+    // together.
     template <class Visit>
-    void each_row(size_t numel, Visit visit) const {
-        for (size_t k = 0; k < rows; ++k) {
-            const size_t first = std::min(at + k * stride, numel);
-            visit(first, std::min(width(), numel - first));
+    void each_stretch(size_t numel, Visit visit) const {
+        const size_t share = rows / runs * stride;
+        const size_t length = stride == width() ? share : width();
+        for (const size_t start : starts)
+            for (size_t at = start; at < start + share; at += std::max(stride, length)) {
+                const size_t first = std::min(at, numel);
+                visit(first, std::min(length, numel - first), length);
+            }
+    }
+};
+
+// The norms of a group as kernels take them, and what they were divided by.
+struct Norms {
+    alignas(64) float scaled[hush_group * hush_lanes];
+    float units[hush_group * hush_lanes];
+    bool plain = true;  // all units are 1
+
+    Norms(std::span<const double> all, const Group& group) {
+        for (size_t i = 0; i < group.width(); ++i) {
+            const double norm = all[group.piece * hush_lanes + i], unit = unit_of(norm);
+            scaled[i] = float(norm / unit);
+            units[i] = float(unit);
+            plain &= unit == 1;
         }
     }
 };
@@ -101,24 +143,50 @@ struct Group {
 // call would fault its pages in again.
 struct Tiles {
     alignas(64) float floats[hush_group * hush_tile];
-    alignas(64) float apart[hush_group * hush_piece_rows * hush_lanes];  // a group with padding
+    alignas(64) float apart[hush_group * hush_piece_rows * hush_lanes];  // a group, row after row
+    size_t starts[runs];
 
     float* operator[](size_t s) { return floats + s * hush_tile; }
 
-    // The rows of `group`, or a copy of them with zeros after the last element; and their stride.
-    std::pair<const float*, size_t> padded(std::span<const float> x, const Group& group) {
-        if (group.within(x.size())) return {x.data() + group.at, group.stride};
+    // A group whose rows follow each other from `base` on.
+    template <class Float>
+    HushStrip<Float> strip(Float* base, const Group& group) {
+        for (size_t t = 0; t < runs; ++t) starts[t] = t * hush_run_rows * group.width();
+        return {base, starts, group.width(), group.count, group.first_row, group.rows};
+    }
+    // A group where it lies.
+    template <class Float>
+    HushStrip<Float> in_place(Float* vector, const Group& group) {
+        if (group.together()) return strip(vector + group.starts[0], group);
+        return {vector, group.starts.data(), group.stride, group.count, group.first_row, group.rows};
+    }
+    // A copy of a group, with zeros after the last element.
+    HushStrip<const float> copied(std::span<const float> x, const Group& group) {
         float* to = apart;
-        group.each_row(x.size(), [&](size_t first, size_t present) {
-            std::fill_n(std::copy_n(x.data() + first, present, to), group.width() - present, 0.0f);
-            to += group.width();
+        group.each_stretch(x.size(), [&](size_t first, size_t present, size_t length) {
+            std::fill_n(std::copy_n(x.data() + first, present, to), length - present, 0.0f);
+            to += length;
         });
-        return {apart, group.width()};
+        return strip<const float>(apart, group);
+    }
+    HushStrip<const float> padded(std::span<const float> x, const Group& group) {
+        return group.in_place(x.size()) ? in_place(x.data(), group) : copied(x, group);
+    }
+
+    // change(element, unit of its block) for all that lies in `apart`.
+    template <class Change>
+    void scale(const Group& group, const float* units, Change change) {
+        for (size_t k = 0; k < group.rows; ++k)
+            for (size_t i = 0; i < group.width(); ++i) {
+                float& v = apart[k * group.width() + i];
+                v = change(v, units[i]);
+            }
     }
 };
 
 struct Pieces {
     size_t numel, rows, whole;  // `whole`: pieces of full size
+    size_t full, turn;          // windows of 32 pieces, and how far they turn from one run to the next
 
     explicit Pieces(size_t elements) : numel(elements) {
         check_numel(numel);
@@ -127,6 +195,8 @@ struct Pieces {
         const size_t step = rows > whole_rows ? hush_piece_rows : smallest_piece_rows;
         rows = (rows + step - 1) / step * step;
         whole = rows / hush_piece_rows;
+        full = whole / window_pieces;
+        turn = full / runs | 1;
     }
 
     size_t count() const { return whole + size_t(std::popcount(rows % hush_piece_rows)); }
@@ -135,26 +205,34 @@ struct Pieces {
     size_t groups() const { return (whole + hush_group - 1) / hush_group + count() - whole; }
     size_t windows() const { return (whole + window_pieces - 1) / window_pieces; }
 
-    // As much as a piece of `data`, a window on or back: it is needed soon. Null beyond the end.
+    // The first element of run t of the window, or the smaller piece, whose first row is `first_row`.
+    size_t start(size_t first_row, size_t t) const {
+        const size_t window = first_row / (window_pieces * hush_piece_rows);
+        if (window < full) first_row = (window + t * turn) % full * window_pieces * hush_piece_rows;
+        return (t * rows + first_row) / runs * hush_lanes;
+    }
+
+    // As much as a piece of `data`, of the window after or before: it is needed soon. Null beyond the ends.
     const float* a_window_later(size_t piece, const float* data) const {
-        const size_t first = (piece + window_pieces) * hush_piece_rows * hush_lanes;
-        return first + hush_piece_rows * hush_lanes <= numel ? data + first : nullptr;
+        return a_run_of(piece / window_pieces + 1, piece, data);
     }
     const float* a_window_earlier(size_t piece, const float* data) const {
-        return piece < window_pieces ? nullptr
-                                     : data + (piece - window_pieces) * hush_piece_rows * hush_lanes;
+        return piece < window_pieces ? nullptr : a_run_of(piece / window_pieces - 1, piece, data);
+    }
+    const float* a_run_of(size_t window, size_t piece, const float* data) const {
+        if (window >= full) return nullptr;
+        const size_t first = start(window * window_pieces * hush_piece_rows, piece % window_pieces);
+        return first + hush_piece_rows * hush_lanes <= numel ? data + first : nullptr;
     }
 
     // Whole pieces [from, to) of one window, side by side.
     Group side_by_side(size_t from, size_t to) const {
-        const size_t start = from / window_pieces * window_pieces;
-        const size_t stride = std::min(window_pieces, whole - start) * hush_lanes;
-        return {from,
-                to - from,
-                from * hush_piece_rows,
-                hush_piece_rows,
-                start * hush_piece_rows * hush_lanes + (from - start) * hush_lanes,
-                stride};
+        const size_t first = from / window_pieces * window_pieces;
+        const size_t stride = std::min(window_pieces, whole - first) * hush_lanes;
+        Group group{from, to - from, from * hush_piece_rows, hush_piece_rows, stride, {}};
+        for (size_t t = 0; t < runs; ++t)
+            group.starts[t] = start(first * hush_piece_rows, t) + (from - first) * hush_lanes;
+        return group;
     }
     Group window(size_t w) const {
         return side_by_side(w * window_pieces, std::min(whole, (w + 1) * window_pieces));
@@ -169,9 +247,13 @@ struct Pieces {
         for (size_t group = wide, first = whole * hush_piece_rows, size; group < end;
              ++group, first += size) {
             size = std::bit_floor(rows - first);
-            if (group >= begin)
-                visit(Group{whole + group - wide, 1, first, size, first * hush_lanes, hush_lanes});
+            if (group >= begin) visit(smaller(whole + group - wide, first, size));
         }
+    }
+    Group smaller(size_t piece, size_t first_row, size_t size) const {
+        Group group{piece, 1, first_row, size, hush_lanes, {}};
+        for (size_t t = 0; t < runs; ++t) group.starts[t] = start(first_row, t);
+        return group;
     }
 };
 
@@ -234,14 +316,40 @@ size_t hush_padded(size_t numel) { return Pieces(numel).padded(); }
 
 size_t hush_blocks(size_t numel) { return Pieces(numel).count() * hush_lanes; }
 
-void hush_norms(std::span<const float> x, std::span<float> out, int threads) {
+namespace {
+
+// The norms of piece s of a group, summed in double.
+std::array<double, hush_lanes> wide_norms(std::span<const float> x, const Group& group, size_t s) {
+    std::array<double, hush_lanes> sums{};
+    for (const size_t start : group.starts)
+        for (size_t k = 0; k < group.rows / runs; ++k) {
+            const size_t first = std::min(start + k * group.stride + s * hush_lanes, x.size());
+            const size_t present = std::min(hush_lanes, x.size() - first);
+            for (size_t c = 0; c < present; ++c) sums[c] += double(x[first + c]) * x[first + c];
+        }
+    for (double& sum : sums) sum = std::sqrt(sum);
+    return sums;
+}
+
+}  // namespace
+
+void hush_norms(std::span<const float> x, std::span<double> out, int threads) {
     const Pieces pieces(x.size());
     check_size("out", out.size(), hush_blocks(x.size()), x.size());
     const auto& kernels = chosen();
     const size_t wide = pieces.groups() - (pieces.count() - pieces.whole);
     const auto norms_of = [&](Tiles& tiles, const Group& group) {
-        const auto [from, stride] = tiles.padded(x, group);
-        kernels.hush_norms(from, stride, group.rows, group.count, out.data() + group.piece * hush_lanes);
+        float found[window_pieces * hush_lanes];
+        kernels.hush_norms(tiles.padded(x, group), found);
+        for (size_t s = 0; s < group.count; ++s) {
+            const float* norms = found + s * hush_lanes;
+            double* to = out.data() + (group.piece + s) * hush_lanes;
+            std::copy_n(norms, hush_lanes, to);
+            if (std::all_of(norms, norms + hush_lanes, ordinary)) continue;
+            const auto exact = wide_norms(x, group, s);  // squares may have overflown, or vanished
+            for (size_t c = 0; c < hush_lanes; ++c)
+                if (!ordinary(norms[c])) to[c] = exact[c];
+        }
     };
     share_out(pieces.windows(), 1, workers_for(pieces.windows(), threads),
               [&](size_t, size_t begin, size_t end) {
@@ -261,7 +369,7 @@ void hush_norms(std::span<const float> x, std::span<float> out, int threads) {
     pieces.each(wide, pieces.groups(), [&](const Group& group) { norms_of(tiles, group); });
 }
 
-void hush_encode(std::span<const float> x, std::span<const float> norms, const Hush& hush, int place,
+void hush_encode(std::span<const float> x, std::span<const double> norms, const Hush& hush, int place,
                  double alpha, std::span<const std::uint8_t> cell, std::span<std::uint8_t> out, int threads) {
     const Pieces pieces(x.size());
     check(hush, 31);  // 2 * 31 is the last of 64 cells
@@ -282,11 +390,12 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
                            cell.data()};
     const auto& kernels = chosen();
     const auto encode = [&](Tiles& tiles, const Group& group) {
-        const auto [from, stride] = tiles.padded(x, group);
-        kernels.hush_gather(from, group.strip(stride), how.sign_seed, tiles[0]);
+        const Norms own(norms, group);
+        const auto strip = own.plain ? tiles.padded(x, group) : tiles.copied(x, group);
+        if (!own.plain) tiles.scale(group, own.units, [](float v, float unit) { return v / unit; });
+        kernels.hush_gather(strip, how.sign_seed, tiles[0]);
         for (size_t s = 0; s < group.count; ++s)
-            kernels.hush_encode(tiles[s], group.row(s), group.rows,
-                                norms.data() + (group.piece + s) * hush_lanes, how,
+            kernels.hush_encode(tiles[s], group.row(s), group.rows, own.scaled + s * hush_lanes, how,
                                 pieces.a_window_earlier(group.piece + s, x.data()),
                                 out.data() + group.row(s) * hush_lanes / 2);
     };
@@ -300,7 +409,7 @@ void hush_encode(std::span<const float> x, std::span<const float> norms, const H
 }
 
 template <class Lane>
-void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, const Hush& hush,
+void hush_decode(std::span<const Lane> lanes, std::span<const double> norms, const Hush& hush,
                  std::span<const float> offsets, float gain, std::span<float> out, int threads) {
     const Pieces pieces(out.size());
     check(hush, 63);
@@ -315,18 +424,19 @@ void hush_decode(std::span<const Lane> lanes, std::span<const float> norms, cons
     share_out(groups, 1, workers_for(groups, threads), [&](size_t, size_t begin, size_t end) {
         Tiles tiles;
         pieces.each(begin, end, [&](const Group& group) {
+            const Norms own(norms, group);
             for (size_t s = 0; s < group.count; ++s)
                 kernels.hush_decode(lanes.data() + group.row(s) * hush_lanes, group.row(s), group.rows,
-                                    norms.data() + (group.piece + s) * hush_lanes, how,
+                                    own.scaled + s * hush_lanes, how,
                                     pieces.a_window_later(group.piece + s, out.data()), tiles[s]);
-            if (group.within(out.size()))
-                return common.hush_scatter(tiles[0], group.strip(group.stride), how.sign_seed,
-                                           out.data() + group.at);
+            if (own.plain && group.in_place(out.size()))
+                return common.hush_scatter(tiles[0], tiles.in_place(out.data(), group), how.sign_seed);
+            common.hush_scatter(tiles[0], tiles.strip<float>(tiles.apart, group), how.sign_seed);
+            if (!own.plain) tiles.scale(group, own.units, [](float v, float unit) { return v * unit; });
             const float* from = tiles.apart;
-            common.hush_scatter(tiles[0], group.strip(group.width()), how.sign_seed, tiles.apart);
-            group.each_row(out.size(), [&](size_t first, size_t present) {
+            group.each_stretch(out.size(), [&](size_t first, size_t present, size_t length) {
                 std::copy_n(from, present, out.data() + first);
-                from += group.width();
+                from += length;
             });
         });
     });
@@ -372,7 +482,7 @@ void lookup_table(std::span<const std::uint8_t> index, std::span<const std::uint
 
 size_t thc_padded(size_t numel, int slice_log2) { return Slices(numel, slice_log2, 3).padded; }
 
-void thc_encode(std::span<const float> x, std::span<const float> norms, const Thc& thc,
+void thc_encode(std::span<const float> x, std::span<const double> norms, const Thc& thc,
                 std::uint64_t round_seed, std::span<const std::uint8_t> table, int bits,
                 std::span<std::uint8_t> out, int threads) {
     const Slices slices(x.size(), thc);
@@ -398,10 +508,12 @@ void thc_encode(std::span<const float> x, std::span<const float> norms, const Th
     share_out(slices.blocks(), slices.step(), workers, [&](size_t worker, size_t begin, size_t end) {
         float* block = scratch.of(worker);
         slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
-            const double norm = norms[in];
+            const double unit = unit_of(norms[in]), norm = norms[in] / unit;
             const bool usable = norm > 0 && std::isfinite(norm);
             const double factor = usable ? std::sqrt(double(d)) / (std::sqrt(double(length)) * norm) : 0;
             if (present) std::memcpy(block, x.data() + first, present * sizeof(float));
+            if (unit != 1)
+                for (size_t k = 0; k < present; ++k) block[k] /= float(unit);
             std::fill(block + present, block + length, 0.0f);
             kernels.thc_encode(block, first, length, float(factor), how, out.data() + first / a_byte);
         });
@@ -409,7 +521,7 @@ void thc_encode(std::span<const float> x, std::span<const float> norms, const Th
 }
 
 template <class Lane>
-void thc_decode(std::span<const Lane> lanes, std::span<const float> norms, const Thc& thc, int granularity,
+void thc_decode(std::span<const Lane> lanes, std::span<const double> norms, const Thc& thc, int granularity,
                 int count, float gain, std::span<float> out, int threads) {
     const Slices slices(out.size(), thc);
     check_between("granularity", granularity, 1, 255);
@@ -424,22 +536,24 @@ void thc_decode(std::span<const Lane> lanes, std::span<const float> norms, const
     share_out(slices.blocks(), slices.step(), workers, [&](size_t worker, size_t begin, size_t end) {
         float* block = scratch.of(worker);
         slices.each_block(begin, end, [&](size_t in, size_t d, size_t first, size_t length, size_t present) {
-            const double norm = norms[in];
+            const double unit = unit_of(norms[in]), norm = norms[in] / unit;
             const double factor = std::isfinite(norm) ? norm / std::sqrt(double(d) * double(length)) : NAN;
             kernels.thc_decode(lanes.data() + first, first, length, float(factor), how, block);
+            if (unit != 1)
+                for (size_t k = 0; k < present; ++k) block[k] *= float(unit);
             if (present) std::memcpy(out.data() + first, block, present * sizeof(float));
         });
     });
 }
 
 #define TACIT_LANE(Lane)                                                                                     \
-    template void hush_decode(std::span<const Lane>, std::span<const float>, const Hush&,                    \
+    template void hush_decode(std::span<const Lane>, std::span<const double>, const Hush&,                   \
                               std::span<const float>, float, std::span<float>, int);                         \
     template size_t add_table(std::span<const std::uint8_t>, std::span<const std::uint8_t>, std::span<Lane>, \
                               int);                                                                          \
     template void lookup_table(std::span<const std::uint8_t>, std::span<const std::uint8_t>,                 \
                                std::span<Lane>, int);                                                        \
-    template void thc_decode(std::span<const Lane>, std::span<const float>, const Thc&, int, int, float,     \
+    template void thc_decode(std::span<const Lane>, std::span<const double>, const Thc&, int, int, float,    \
                              std::span<float>, int);
 TACIT_LANE(std::uint8_t)
 TACIT_LANE(std::uint16_t)

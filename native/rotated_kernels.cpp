@@ -108,14 +108,19 @@ struct Fixed {
     ALWAYS_INLINE constexpr operator size_t() const { return n; }
 };
 
-constexpr size_t norms_at_once = 32;  // pieces: their sums take 2 KB
+template <class Float>
+ALWAYS_INLINE Float* row(const HushStrip<Float>& strip, size_t k) {
+    return strip.base + strip.starts[k / hush_run_rows] + k % hush_run_rows * strip.stride;
+}
 
-// sum[s] += the squares of piece s in four rows; added up among themselves first, lest each wait for the
-// last.
+constexpr size_t most_norms = 32;  // pieces: their sums take 2 KB
+
+// sum[s] += the squares of piece s in a row of each of four runs; added up among themselves first, lest each
+// wait for the last.
 template <class Count>
-ALWAYS_INLINE void add_squares(const float* x, size_t apart, Count n, Row* sum) {
-    const auto square = [&](size_t row, size_t s) {
-        const Row v = load(x + row * apart + s * hush_lanes);
+ALWAYS_INLINE void add_squares(const float* const* at, size_t from, Count n, Row* sum) {
+    const auto square = [&](size_t run, size_t s) {
+        const Row v = load(at[run] + from + s * hush_lanes);
         return v * v;
     };
     for (size_t s = 0; s < n; ++s) sum[s] += (square(0, s) + square(1, s)) + (square(2, s) + square(3, s));
@@ -125,21 +130,23 @@ ALWAYS_INLINE void add_squares(const float* x, size_t apart, Count n, Row* sum) 
 // called for beforehand: a group's part of a row of each of four runs in turn. A sum takes 64 rows, so that
 // there are few roundings in a row.
 template <class Count>
-ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n, float* norms) {
+ALWAYS_INLINE void norms_of(const HushStrip<const float>& strip, Count n, float* norms) {
     constexpr size_t steps = 16, far = 1 << 14;  // rows, floats
+    const size_t stride = strip.stride, rows = strip.rows;
     size_t run = rows / 4;
     while (run > steps && run * stride > far) run /= 2;
-    Row total[norms_at_once], sum[norms_at_once];
+    Row total[most_norms], sum[most_norms];
     for (size_t s = 0; s < n; ++s) total[s] = Row{};
     for (size_t first = 0; first < rows; first += 4 * run) {
         for (size_t k = first; k < first + run; k += steps) {
+            const float* const at[] = {row(strip, k), row(strip, k + run), row(strip, k + 2 * run),
+                                       row(strip, k + 3 * run)};
             for (size_t s = 0; s < n; ++s) sum[s] = Row{};
-            for (size_t i = k; i < k + steps; ++i) {
-                const float* at = x + i * stride;
+            for (size_t i = 0; i < steps * stride; i += stride) {
                 size_t s = 0;
                 for (; s + hush_group <= n; s += hush_group)
-                    add_squares(at + s * hush_lanes, run * stride, Fixed<hush_group>(), sum + s);
-                for (; s < n; ++s) add_squares(at + s * hush_lanes, run * stride, Fixed<1>(), sum + s);
+                    add_squares(at, i + s * hush_lanes, Fixed<hush_group>(), sum + s);
+                for (; s < n; ++s) add_squares(at, i + s * hush_lanes, Fixed<1>(), sum + s);
             }
             for (size_t s = 0; s < n; ++s) total[s] += sum[s];
         }
@@ -148,12 +155,11 @@ ALWAYS_INLINE void norms_of(const float* x, size_t stride, size_t rows, Count n,
         for (size_t c = 0; c < hush_lanes; ++c) norms[s * hush_lanes + c] = __builtin_sqrtf(total[s][c]);
 }
 
-void hush_norms(const float* x, size_t stride, size_t rows, size_t pieces, float* norms) {
-    if (pieces == 1) return norms_of(x, stride, rows, Fixed<1>(), norms);
-    for (size_t n; pieces; pieces -= n, x += n * hush_lanes, norms += n * hush_lanes) {
-        n = pieces < norms_at_once ? pieces : norms_at_once;
-        norms_of(x, stride, rows, n, norms);
-    }
+void hush_norms(const HushStrip<const float>& strip, float* norms) {
+    if (strip.count == 1)
+        norms_of(strip, Fixed<1>(), norms);
+    else
+        norms_of(strip, strip.count, norms);
 }
 
 typedef uint32_t Signs[hush_group][hush_piece_rows / 4];
@@ -161,8 +167,8 @@ typedef uint32_t Signs[hush_group][hush_piece_rows / 4];
 ALWAYS_INLINE Row* rows_of(float* tile) { return reinterpret_cast<Row*>(tile); }
 
 // work(how many pieces, their signs), with the usual counts known to the compiler.
-template <class Work>
-ALWAYS_INLINE void with_strip(const HushStrip& strip, uint64_t seed, Work work) {
+template <class Float, class Work>
+ALWAYS_INLINE void with_strip(const HushStrip<Float>& strip, uint64_t seed, Work work) {
     alignas(64) Signs signs;
     for (size_t s = 0; s < strip.count; ++s)
         draw(seed, (strip.first_row + s * strip.rows) / 4, strip.rows / 4, signs[s]);
@@ -174,15 +180,17 @@ ALWAYS_INLINE void with_strip(const HushStrip& strip, uint64_t seed, Work work) 
         work(strip.count, signs);
 }
 
-void hush_gather(const float* x, const HushStrip& strip, uint64_t sign_seed, float* tiles) {
+void hush_gather(const HushStrip<const float>& strip, uint64_t sign_seed, float* tiles) {
     const size_t stride = strip.stride;
     with_strip(strip, sign_seed, [&](auto count, const Signs& signs) {
         for (size_t k = 0; k < strip.rows; k += 4) {
-            const float* at = x + k * stride;
-            if (count > 1)  // hardware cannot see these rows coming
-                for (size_t i = 8; i < 12; ++i)
+            const float* at = row(strip, k);
+            if (count > 1 && k + 8 < strip.rows) {  // hardware cannot see these rows coming
+                const float* soon = row(strip, k + 8);
+                for (size_t i = 0; i < 4; ++i)
                     for (size_t s = 0; s < count; s += 2)
-                        __builtin_prefetch(at + i * stride + s * hush_lanes);
+                        __builtin_prefetch(soon + i * stride + s * hush_lanes);
+            }
             for (size_t s = 0; s < count; ++s) {
                 Row v[4];
                 rotate<4>(v, [&](int i) {
@@ -372,24 +380,25 @@ void hush_decode(const Lane* lanes, size_t first_row, size_t rows, const float* 
     }
 }
 
-void hush_scatter(float* tiles, const HushStrip& strip, uint64_t sign_seed, float* out) {
+void hush_scatter(float* tiles, const HushStrip<float>& strip, uint64_t sign_seed) {
     const size_t quarter = strip.rows / 4, stride = strip.stride;
     with_strip(strip, sign_seed, [&](auto count, const Signs& signs) {
         for (size_t j = 0; j < quarter; j += 4) {
+            float* const to[] = {row(strip, j), row(strip, j + quarter), row(strip, j + 2 * quarter),
+                                 row(strip, j + 3 * quarter)};
             UNROLL
             for (size_t k = 0; k < 4; ++k) {
-                float* to = out + (j + k) * stride;
                 if (count > 1)
                     for (size_t q = 0; q < 4; ++q)
                         for (size_t s = 0; s < count; s += 2)
-                            __builtin_prefetch(to + (q * quarter + 2) * stride + s * hush_lanes, 1);
+                            __builtin_prefetch(to[q] + (k + 2) * stride + s * hush_lanes, 1);
                 for (size_t s = 0; s < count; ++s) {
                     const Row* from = rows_of(tiles + s * hush_tile) + j + k;
                     Row v[4];
                     rotate<4>(v, [&](int q) { return from[size_t(q) * quarter]; });
                     UNROLL
                     for (size_t q = 0; q < 4; ++q)
-                        store(to + q * quarter * stride + s * hush_lanes,
+                        store(to[q] + k * stride + s * hush_lanes,
                               flip(v[q], signs[s][(j + q * quarter) / 4], int(k)));
                 }
             }

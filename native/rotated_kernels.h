@@ -8,6 +8,7 @@ namespace tacit {
 
 constexpr std::size_t hush_lanes = 8;  // floats a row: one SIMD register, each lane a block of its own
 constexpr std::size_t hush_piece_rows = 1024;  // rows of the largest piece: 32 KB, the first cache
+constexpr std::size_t hush_run_rows = 32;      // rows of a whole piece that lie near each other in the vector
 // Pieces side by side that are read or written together: 256 bytes a row, 256 KB of tiles. Fewer wait longer
 // for memory, more no longer fit into the second cache.
 constexpr std::size_t hush_group = 8;
@@ -29,8 +30,11 @@ struct HushDecoding {
     float unit, gain;
 };
 
-// Pieces side by side, at most a group: row k of piece s starts at k * stride + 8 s.
+// Pieces side by side: row k of piece s starts at base + starts[k / 32] + k % 32 * stride + 8 s.
+template <class Float>
 struct HushStrip {
+    Float* base;
+    const std::size_t* starts;
     std::size_t stride, count;
     std::size_t first_row, rows;  // of the first piece, in its tile
 };
@@ -73,18 +77,17 @@ struct LaneKernels {
 
 struct RotatedKernels {
     const char* name;
-    // Pieces side by side: row k of piece s starts at x[k * stride + 8 s]. `rows`: a power of two from 64 on.
-    void (*hush_norms)(const float* x, std::size_t stride, std::size_t rows, std::size_t pieces,
-                       float* norms);
-    // Pieces into their tiles, hush_tile floats from one to the next and aligned to 64 bytes: with signs, and
-    // rotated by fours.
-    void (*hush_gather)(const float* x, const HushStrip& strip, std::uint64_t sign_seed, float* tiles);
+    // 8 norms for each of at most 32 pieces, as wide as a window. `rows`: a power of two from 64 on.
+    void (*hush_norms)(const HushStrip<const float>& strip, float* norms);
+    // At most a group into their tiles, hush_tile floats from one to the next and aligned to 64 bytes: with
+    // signs, and rotated by fours.
+    void (*hush_gather)(const HushStrip<const float>& strip, std::uint64_t sign_seed, float* tiles);
     // Rotates on, and packs, one piece of `rows` rows from `first_row` on; `norms` and `out` are its own.
     // Meanwhile a piece's worth of memory is called for, from `next` on, that will be read; null if none.
     void (*hush_encode)(float* tile, std::size_t first_row, std::size_t rows, const float* norms,
                         const HushEncoding& how, const float* next, std::uint8_t* out);
-    // Pieces from their tiles: with the last two stages, and signs.
-    void (*hush_scatter)(float* tiles, const HushStrip& strip, std::uint64_t sign_seed, float* out);
+    // At most a group from their tiles: with the last two stages, and signs.
+    void (*hush_scatter)(float* tiles, const HushStrip<float>& strip, std::uint64_t sign_seed);
     // Signs, rotates and packs the block that lies in `block`, which it overwrites.
     void (*thc_encode)(float* block, std::size_t first, std::size_t length, float factor,
                        const ThcEncoding& how, std::uint8_t* out);

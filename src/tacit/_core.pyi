@@ -41,19 +41,19 @@ def hush_padded(numel: int) -> int:
 def hush_blocks(numel: int) -> int:
     """Norms of `numel` elements: 8 a piece."""
 
-def hush_norms(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+def hush_norms(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float64], threads: int = 1) -> None:
     """
     The norm of each block into `out`, of hush_blocks(); not finite if the block is not.
     """
 
-def hush_encode(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float32], sign_seed: int, dither_seed: int, place: int, alpha: float, range: float, granularity: int, cell: torch.Tensor | numpy.typing.NDArray[numpy.uint8], out: torch.Tensor | numpy.typing.NDArray[numpy.uint8], threads: int = 1) -> None:
+def hush_encode(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float64], sign_seed: int, dither_seed: int, place: int, alpha: float, range: float, granularity: int, cell: torch.Tensor | numpy.typing.NDArray[numpy.uint8], out: torch.Tensor | numpy.typing.NDArray[numpy.uint8], threads: int = 1) -> None:
     """
     Rotated, dithered and rounded to the 4-bit index cell[floor(2 v)], two a byte into `out`.
 
     `out` has hush_padded() / 2 bytes; `x` is only read; the GIL is released. See native/rotated.h.
     """
 
-def hush_decode(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float32], sign_seed: int, dither_seed: int, offsets: torch.Tensor | numpy.typing.NDArray[numpy.float32], range: float, granularity: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], gain: float, threads: int = 1) -> None:
+def hush_decode(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float64], sign_seed: int, dither_seed: int, offsets: torch.Tensor | numpy.typing.NDArray[numpy.float32], range: float, granularity: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], gain: float, threads: int = 1) -> None:
     """
     out = gain * the rotation undone of (lane + offsets[dither nibble]) steps.
 
@@ -73,14 +73,14 @@ def lookup_table(index: torch.Tensor | numpy.typing.NDArray[numpy.uint8], numel:
 def thc_padded(numel: int, slice_log2: int) -> int:
     """Lanes of `numel` elements."""
 
-def thc_encode(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float32], slice_log2: int, block_log2: int, sign_seed: int, round_seed: int, t_p: float, table: torch.Tensor | numpy.typing.NDArray[numpy.uint8], bits: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8], threads: int = 1) -> None:
+def thc_encode(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], norms: torch.Tensor | numpy.typing.NDArray[numpy.float64], slice_log2: int, block_log2: int, sign_seed: int, round_seed: int, t_p: float, table: torch.Tensor | numpy.typing.NDArray[numpy.uint8], bits: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8], threads: int = 1) -> None:
     """
     Rotated, clamped and rounded stochastically to indices into `table`, packed into `out`.
 
     4 and 3 bits take a nibble, 2 bits a quarter of a byte; one norm a slice. `x` is only read.
     """
 
-def thc_decode(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32], numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: torch.Tensor | numpy.typing.NDArray[numpy.float32], t_p: float, granularity: int, count: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], gain: float, threads: int = 1) -> None:
+def thc_decode(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32], numel: int, slice_log2: int, block_log2: int, sign_seed: int, norms: torch.Tensor | numpy.typing.NDArray[numpy.float64], t_p: float, granularity: int, count: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], gain: float, threads: int = 1) -> None:
     """
     gain * the mean over the `count` ranks whose table values add up to `lanes`, of thc_padded().
 

@@ -55,6 +55,24 @@ def test_native_and_torch_give_the_same_bits(text, monkeypatch):
             assert torch.equal(native, loop_back(parse_codec(text), inputs)[0].total)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e37])
+def test_native_and_torch_give_the_same_bits_for_any_scale(scale, monkeypatch):
+    inputs = [(x.double() * scale).float() for x in vectors("gauss", 3, 20_001)]
+    native = loop_back(Thc(slice=4096), inputs)[0].total
+    with monkeypatch.context() as patch:
+        patch.setattr("tacit.codecs.thc.kernels", lambda x: in_torch)
+        assert torch.equal(native, loop_back(Thc(slice=4096), inputs)[0].total)
+    assert native.isfinite().all() and native.any()
+
+
+def test_the_norm_of_a_slice_of_the_largest_floats_can_be_sent():
+    largest = torch.finfo(torch.float32).max
+    inputs, sent = [torch.full((1 << 20,), largest), torch.zeros(1 << 20)], []
+    heard = loop_back(Thc(), inputs, observe=sent.append)
+    assert sent[0].value.dtype == torch.float32 and sent[0].value.isfinite().all()
+    assert heard[0].total.isfinite().float().mean() > 0.4  # the rest is rounded beyond the largest float
+
+
 @pytest.mark.parametrize("world", [1, 8, 9, 33, 64])
 def test_the_server_adds_exactly_the_table_values_for_every_world(world):
     inputs, asked = vectors("gauss", world, 5000), []

@@ -14,6 +14,7 @@ from tacit import _core
 from tacit.codecs import in_torch
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 f32 = np.float32
@@ -34,6 +35,7 @@ HUSH_SIZES = [
     300_007,
 ]
 HUSH_SIZES += [9 * 8192 - 1, 80 * 8192 - 511]  # padding in the last rows of every group, and of some
+HUSH_SIZES += [(1 << 20) + 70_000]  # four windows, and a part of one
 LANES = [np.uint8, np.uint16, np.int32]
 SIGN_SEED, DITHER_SEED, ROUND_SEED = 0xDEADBEEF_12345678, 0x0123456789ABCDEF, (1 << 64) - 7
 
@@ -123,35 +125,60 @@ def padded(x: Floats, numel: int) -> Floats:
 
 
 def source(numel: int) -> npt.NDArray[np.int64]:
-    """Where each element of the pieces, in their order, lies in the padded vector: 32 whole ones sample a window."""
-    e = np.arange(_core.hush_padded(numel))
-    whole, found = len(e) // 8192 * 8192, []
-    for start in range(0, whole, 32 * 8192):
-        window = e[start : min(whole, start + 32 * 8192)]
-        found.append(window.reshape(1024, -1, 8).transpose(1, 0, 2).reshape(-1))
-    return np.concatenate([*found, e[whole:]])
+    """Where each element of the pieces, in their order, lies in the padded vector: a 32nd of each piece's rows in each
+    32nd of the vector, those of up to 32 whole pieces side by side."""
+    total, found = _core.hush_padded(numel) // 8, []
+    whole = total // 1024
+    full = whole // 32
+    for number, piece in enumerate(pieces(numel)):
+        rows, first = (piece.stop - piece.start) // 8, piece.start // 8
+        window, s = divmod(number, 32) if number < whole else (number, 0)
+        side_by_side = 32 if window < full else whole % 32 if number < whole else 1
+        t, j = np.divmod(np.arange(rows), rows // 32)
+        share = (first - s * rows) // 32
+        if window < full:
+            share = (window + t * (full // 32 | 1)) % full * 1024
+        row = t * (total // 32) + share + j * side_by_side + s
+        found.append((8 * row[:, None] + np.arange(8)).reshape(-1))
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def block_of(numel: int) -> npt.NDArray[np.int64]:
+    """Which block each element is in."""
+    found = np.empty(_core.hush_padded(numel), np.int64)
+    for number, piece in enumerate(pieces(numel)):
+        found[source(numel)[piece]] = np.tile(8 * number + np.arange(8), (piece.stop - piece.start) // 8)
+    return found[:numel]
+
+
+def unit_of(norms: Doubles) -> Floats:
+    """The powers of two that blocks beyond 2^-40 to 2^60 are divided by before they are rotated."""
+    odd = np.isfinite(norms) & (norms > 0) & ((norms < 2.0**-40) | (norms > 2.0**60))
+    exponent = np.floor(np.log2(norms, out=np.zeros_like(norms), where=odd))
+    return (2.0 ** np.clip(exponent, -100, 100)).astype(f32)
 
 
 def in_pieces(x: Floats) -> Floats:
     return padded(x, _core.hush_padded(len(x)))[source(len(x))]
 
 
-def twin_norms(x: Floats) -> npt.NDArray[np.float64]:
+def twin_norms(x: Floats) -> Doubles:
     y = in_pieces(x).astype(np.float64)
     return np.concatenate(
         [np.empty(0), *(np.linalg.norm(y[piece].reshape(-1, 8), axis=0) for piece in pieces(len(x)))]
     )
 
 
-def twin_encode(x: Floats, norms: Floats, place: int) -> Bytes:
+def twin_encode(x: Floats, norms: Doubles, place: int) -> Bytes:
     x = in_pieces(x)
     signed, nibble, index = flip(x), nibbles(len(x)), np.zeros(len(x), np.int64)
     step, offset = f32(ALPHA / 16), f32(GRANULARITY / 2 - ALPHA * 7.5 / 16)
     for number, piece in enumerate(pieces(len(x))):
-        norm = norms[8 * number : 8 * number + 8]
+        unit = unit_of(norms[8 * number : 8 * number + 8])
+        norm = (norms[8 * number : 8 * number + 8] / unit).astype(f32)
         usable = (norm > 0) & np.isfinite(norm)
         k = np.divide(f32(GRANULARITY / (2 * RANGE)), norm, out=np.zeros(8, f32), where=usable)
-        t = rotate(signed[piece].reshape(-1, 8)) * k
+        t = rotate(signed[piece].reshape(-1, 8) / unit) * k
         v = t + (step * ((nibble[piece] + place) & 15).astype(f32) + offset).reshape(-1, 8)
         w = np.clip(np.nan_to_num(np.floor(2 * v), nan=0), 0, 2 * GRANULARITY).astype(np.int64)
         index[piece] = CELL[w].reshape(-1)
@@ -159,27 +186,30 @@ def twin_encode(x: Floats, norms: Floats, place: int) -> Bytes:
 
 
 def twin_decode(
-    lanes: npt.NDArray[np.integer], numel: int, norms: Floats, offsets: Floats, gain: float
+    lanes: npt.NDArray[np.integer], numel: int, norms: Doubles, offsets: Floats, gain: float
 ) -> Floats:
     nibble, out = nibbles(len(lanes)), np.empty(len(lanes), f32)
     for number, piece in enumerate(pieces(numel)):
-        norm = norms[8 * number : 8 * number + 8]
+        unit = unit_of(norms[8 * number : 8 * number + 8])
+        norm = (norms[8 * number : 8 * number + 8] / unit).astype(f32)
         rows = (piece.stop - piece.start) // 8
         q = f32(2 * RANGE / GRANULARITY) * norm * f32(1 / rows) * f32(gain)
         s = lanes[piece].astype(f32) + offsets[nibble[piece]]
-        out[piece] = rotate(s.reshape(-1, 8) * np.where(np.isfinite(norm), q, f32(np.nan))).reshape(-1)
+        turned = rotate(s.reshape(-1, 8) * np.where(np.isfinite(norm), q, f32(np.nan)))
+        with np.errstate(over="ignore"):
+            out[piece] = (turned * unit).reshape(-1)
     back = np.empty_like(out)
     back[source(numel)] = flip(out)
     return back[:numel]
 
 
-def norms_of(x: Floats, threads: int = 1) -> Floats:
-    out = np.full(_core.hush_blocks(len(x)), 9e9, f32)
+def norms_of(x: Floats, threads: int = 1) -> Doubles:
+    out = np.full(_core.hush_blocks(len(x)), 9e9)
     _core.hush_norms(x, out, threads)
     return out
 
 
-def encode(x: Floats, norms: Floats, place: int = 0, threads: int = 1, alpha: float = ALPHA) -> Bytes:
+def encode(x: Floats, norms: Doubles, place: int = 0, threads: int = 1, alpha: float = ALPHA) -> Bytes:
     out = np.full(_core.hush_padded(len(x)) // 2, 0xEE, np.uint8)
     _core.hush_encode(x, norms, SIGN_SEED, DITHER_SEED, place, alpha, RANGE, GRANULARITY, CELL, out, threads)
     return out
@@ -188,7 +218,7 @@ def encode(x: Floats, norms: Floats, place: int = 0, threads: int = 1, alpha: fl
 def decode(
     lanes: npt.NDArray[np.integer],
     numel: int,
-    norms: Floats,
+    norms: Doubles,
     offsets: Floats,
     gain: float = 1.0,
     threads: int = 1,
@@ -223,13 +253,33 @@ def test_hush_pads_to_64_rows_and_cuts_them_into_pieces(numel: int, padded: int,
     assert 8 * len(pieces(numel)) == blocks
 
 
-def test_whole_pieces_sample_the_vector_and_the_rest_is_cut_in_order(simd: str) -> None:
-    x = np.zeros(3 * 8192 + 600, f32)
-    for k, piece, column, value in ((0, 0, 0, 1), (1023, 2, 7, 2), (500, 1, 3, 3)):
-        x[k * 24 + 8 * piece + column] = value
-    x[3 * 8192 + 8 * 70 + 4] = 4  # row 70 of what is left: 128 rows
+def test_a_piece_has_a_32nd_of_its_rows_from_each_32nd_of_the_vector(simd: str) -> None:
+    """3 whole pieces, and one of 128 rows: a run has 32 rows of 3 pieces side by side, and 4 rows more."""
+    x, run = np.zeros(3 * 8192 + 600, f32), 8 * (3 * 32 + 4)
+    for t, k, piece, column, value in ((0, 0, 0, 0, 1), (31, 9, 2, 7, 2), (15, 20, 1, 3, 3)):
+        x[t * run + k * 24 + 8 * piece + column] = value
+    x[7 * run + 3 * 32 * 8 + 8 * 3 + 4] = 4
     norms = norms_of(x)
     assert {int(i): norms[i] for i in np.flatnonzero(norms)} == {0: 1, 23: 2, 11: 3, 28: 4}
+
+
+@pytest.mark.parametrize("numel", [1 << 19, (1 << 20) + 70_000, 13 << 18])
+def test_every_block_has_the_same_share_of_every_part_of_the_vector(numel: int) -> None:
+    """Wherever a run of a 32nd lies in the vector, each block of 1024 has at most two shares of 32 in it."""
+    part = _core.hush_padded(numel) // 32
+    for start in (0, 5 * part, part // 2 + 3, numel - part):
+        x = np.zeros(numel, f32)
+        x[start : start + part] = 1
+        assert norms_of(x).max() ** 2 <= 2 * 32
+
+
+def test_a_window_meets_equal_layers_at_different_places(simd: str) -> None:
+    """32 layers of 8 experts each: all blocks have some of every expert, for a run is a layer."""
+    layer, expert = 8 * 32 * 256, 32 * 256
+    x = np.zeros((32, layer), f32)
+    x[:, :expert] = 1
+    norms = norms_of(x.reshape(-1))
+    assert len(norms) == 8 * 256 and norms.tolist() == pytest.approx([128**0.5] * len(norms))
 
 
 @pytest.mark.parametrize("numel", HUSH_SIZES)
@@ -257,7 +307,7 @@ def test_hush_decodes_to_the_bits_of_the_twin(simd: str, numel: int, threads: in
     rng = np.random.default_rng(numel)
     top = min(np.iinfo(lane).max, 1 << 20)
     lanes = rng.integers(0, top, _core.hush_padded(numel), endpoint=True).astype(lane)
-    norms = rng.uniform(0.1, 3, _core.hush_blocks(numel)).astype(f32)
+    norms = rng.uniform(0.1, 3, _core.hush_blocks(numel))
     offsets = rng.standard_normal(16).astype(f32)
     expected = twin_decode(lanes, numel, norms, offsets, 1 / 3)
     assert decode(lanes, numel, norms, offsets, 1 / 3, threads).tobytes() == expected.tobytes()
@@ -302,7 +352,7 @@ def test_every_cell_can_be_reached_and_the_ends_clamp(simd: str, granularity: in
     out = np.empty(4096, np.uint8)
     norms = norms_of(x) / f32(3)  # too small a norm: many elements lie outside the range
     _core.hush_encode(x, norms, SIGN_SEED, DITHER_SEED, 0, 1.0, RANGE, granularity, cell, out)
-    t = rotate(flip(x).reshape(-1, 8)) * (f32(granularity / (2 * RANGE)) / norms)
+    t = rotate(flip(x).reshape(-1, 8)) * (f32(granularity / (2 * RANGE)) / norms.astype(f32))
     d = f32(1 / 16) * nibbles(8192).astype(f32) + f32(granularity / 2 - 7.5 / 16)
     w = np.clip(np.floor(2 * (t + d.reshape(-1, 8))), 0, 2 * granularity).astype(np.int64)
     assert set(np.unique(w)) == set(range(2 * granularity + 1))
@@ -335,15 +385,13 @@ def test_a_hush_block_that_is_not_finite_has_such_a_norm_and_decodes_to_nan_alon
     simd: str, bad: float
 ) -> None:
     x = gradient(9000)  # a piece of 1024 rows, and one of 128
-    x[[3, 8 * 1030 + 6]] = bad
+    broken, block = [3, 8 + 6], block_of(9000)
+    x[[np.flatnonzero(block == 3)[700], np.flatnonzero(block == 14)[5]]] = bad
     norms = norms_of(x)
-    broken = [3, 8 + 6]
     assert np.flatnonzero(~np.isfinite(norms)).tolist() == broken
     with np.errstate(invalid="ignore"):
         assert encode(x, norms).tobytes() == twin_encode(x, norms, 0).tobytes()
     decoded = decode(TABLE[unpack4(encode(x, norms))], 9000, norms, offsets_for([0]))
-    e = np.arange(9000)
-    block = np.where(e < 8192, 0, 8) + e % 8
     assert np.array_equal(np.isnan(decoded), np.isin(block, broken))
 
 
@@ -359,9 +407,28 @@ def test_a_hush_block_of_zeros_decodes_to_zeros(simd: str) -> None:
     assert np.flatnonzero((decoded == 0).all(axis=0)).tolist() == [2]
 
 
-def test_a_square_that_overflows_makes_the_norm_infinite(simd: str) -> None:
-    x = np.full(512, 1e20, f32)
-    assert np.isinf(norms_of(x)).all()
+@pytest.mark.parametrize("scale", [3e38, 1e37, 1e20, 1e-20, 1e-30, 1e-40])
+@pytest.mark.parametrize("numel", [513, 8192, 3 * 8192 + 5, 9 * 8192 - 1])
+def test_hush_takes_floats_of_any_magnitude(simd: str, numel: int, scale: float) -> None:
+    x = np.clip(gradient(numel), -1, 1) * f32(scale)
+    norms, offsets = norms_of(x), offsets_for([3])
+    np.testing.assert_allclose(norms, twin_norms(x), rtol=1e-6)
+    data = encode(x, norms, 3, threads=2)
+    assert data.tobytes() == twin_encode(x, norms, 3).tobytes()
+    lanes = TABLE[unpack4(data)]
+    decoded = decode(lanes, numel, norms, offsets, threads=2)
+    assert decoded.tobytes() == twin_decode(lanes, numel, norms, offsets, 1.0).tobytes()
+
+
+def test_blocks_of_different_magnitudes_lie_side_by_side(simd: str) -> None:
+    powers = np.array([1, 2.0**90, 2.0**-90, 1, 0, 2.0**-60, 2.0**100, 1])
+    x = np.random.default_rng(0).standard_normal((1024, 8)) * powers
+    norms = norms_of(x.astype(f32).reshape(-1))
+    lanes = TABLE[unpack4(encode(x.astype(f32).reshape(-1), norms, alpha=0.0))]
+    decoded = decode(lanes, 8192, norms, offsets_for([0], alpha=0.0)).reshape(-1, 8).astype(np.float64)
+    assert not decoded[:, 4].any()
+    error, energy = ((decoded - x) ** 2).sum(axis=0), (x**2).sum(axis=0)
+    assert (np.delete(error, 4) < 0.014 * np.delete(energy, 4)).all()
 
 
 # ---- the adder
@@ -415,22 +482,24 @@ def slices(numel: int, slice_log2: int) -> list[slice]:
     return found
 
 
-def slice_norms(x: Floats, slice_log2: int) -> Floats:
-    return np.array([np.linalg.norm(x[part]) for part in slices(len(x), slice_log2)], f32)
+def slice_norms(x: Floats, slice_log2: int) -> Doubles:
+    wide = x.astype(np.float64)
+    return np.array([np.linalg.norm(wide[part]) for part in slices(len(x), slice_log2)], np.float64)
 
 
-def twin_thc_encode(x: Floats, norms: Floats, slice_log2: int, block_log2: int, bits: int) -> Bytes:
+def twin_thc_encode(x: Floats, norms: Doubles, slice_log2: int, block_log2: int, bits: int) -> Bytes:
     table, t_p = THC_TABLES[bits].astype(f32), f32(T_P)
     g, numel = int(THC_TABLES[bits][-1]), len(x)
     x = flip(padded(x, _core.thc_padded(numel, slice_log2)))
     uniform = (random_bits(ROUND_SEED, len(x)) >> 8).astype(f32) * f32(2**-24)
     index = np.zeros(len(x), np.int64)
-    for part, norm in zip(slices(numel, slice_log2), norms.astype(np.float64), strict=True):
+    units = unit_of(norms)
+    for part, norm, unit in zip(slices(numel, slice_log2), norms / units, units, strict=True):
         length = part.stop - part.start
         block = min(1 << block_log2, length)
         usable = norm > 0 and np.isfinite(norm)
         factor = f32(math.sqrt(length) / (math.sqrt(block) * norm)) if usable else f32(0)
-        z = rotate(x[part].reshape(-1, block).T).T.reshape(-1) * factor
+        z = rotate((x[part] / unit).reshape(-1, block).T).T.reshape(-1) * factor
         z = np.clip(np.nan_to_num(z, nan=-T_P), -t_p, t_p)
         v = (z + t_p) * f32(g / (2 * T_P))
         lower = np.searchsorted(table, np.minimum(np.floor(v), g - 1), side="right") - 1
@@ -444,24 +513,24 @@ def twin_thc_encode(x: Floats, norms: Floats, slice_log2: int, block_log2: int, 
 def twin_thc_decode(
     lanes: npt.NDArray[np.integer],
     numel: int,
-    norms: Floats,
+    norms: Doubles,
     slice_log2: int,
     block_log2: int,
     g: int,
     count: int,
 ) -> Floats:
-    out = np.empty(len(lanes), f32)
-    for part, norm in zip(slices(numel, slice_log2), norms.astype(np.float64), strict=True):
+    out, units = np.empty(len(lanes), f32), unit_of(norms)
+    for part, norm, unit in zip(slices(numel, slice_log2), norms / units, units, strict=True):
         length = part.stop - part.start
         block = min(1 << block_log2, length)
         factor = f32(norm / math.sqrt(length * block)) if np.isfinite(norm) else f32(np.nan)
         s = (lanes[part].astype(f32) * f32(2 * T_P / (g * count)) - f32(T_P)) * factor
-        out[part] = rotate(s.reshape(-1, block).T).T.reshape(-1)
-    return (flip(out) * f32(1 / 3))[:numel]
+        out[part] = rotate(s.reshape(-1, block).T).T.reshape(-1) * f32(1 / 3) * unit
+    return flip(out)[:numel]
 
 
 def thc_encode(
-    x: Floats, norms: Floats, slice_log2: int, block_log2: int, bits: int = 4, threads: int = 1
+    x: Floats, norms: Doubles, slice_log2: int, block_log2: int, bits: int = 4, threads: int = 1
 ) -> Bytes:
     out = np.full(_core.thc_padded(len(x), slice_log2) // (4 if bits == 2 else 2), 0xEE, np.uint8)
     _core.thc_encode(
@@ -473,7 +542,7 @@ def thc_encode(
 def thc_decode(
     lanes: npt.NDArray[np.integer],
     numel: int,
-    norms: Floats,
+    norms: Doubles,
     slice_log2: int,
     block_log2: int,
     g: int = 30,
@@ -544,11 +613,22 @@ def test_a_thc_slice_that_is_not_finite_is_nan_alone_and_one_of_zeros_is_zero(si
     assert np.isfinite(decoded[2048:]).all() and decoded[2048:].any()
 
 
+@pytest.mark.parametrize("scale", [3e38, 1e37, 1e20, 1e-20, 1e-30, 1e-40])
+def test_thc_takes_floats_of_any_magnitude(simd: str, scale: float) -> None:
+    x = np.clip(gradient(20_001), -1, 1) * f32(scale)
+    norms = slice_norms(x, 13)
+    data = thc_encode(x, norms, 13, 10, threads=2)
+    assert data.tobytes() == twin_thc_encode(x, norms, 13, 10, 4).tobytes()
+    lanes = THC_TABLES[4][unpack4(data)]
+    decoded = thc_decode(lanes, len(x), norms, 13, 10, 30, 1, 1 / 3, 2)
+    assert decoded.tobytes() == twin_thc_decode(lanes, len(x), norms, 13, 10, 30, 1).tobytes()
+
+
 # ---- what is refused
 
 
 def test_a_buffer_of_the_wrong_size_names_the_size_it_needs() -> None:
-    x, norms, data, lanes = gradient(600), np.ones(8, f32), np.zeros(512, np.uint8), np.zeros(1024, np.uint8)
+    x, norms, data, lanes = gradient(600), np.ones(8), np.zeros(512, np.uint8), np.zeros(1024, np.uint8)
     offsets = np.zeros(16, f32)
     with pytest.raises(ValueError, match="out has 7 entries: 600 elements take exactly 8"):
         _core.hush_norms(x, norms[:7])
@@ -591,9 +671,7 @@ def test_a_buffer_of_the_wrong_size_names_the_size_it_needs() -> None:
 def test_a_hush_option_out_of_its_limits_is_refused(change: dict[str, object], words: str) -> None:
     good = {"place": 0, "alpha": 1.0, "range": 2.0, "granularity": 21, "cell": CELL, "threads": 1}
     with pytest.raises(ValueError, match=words):
-        _core.hush_encode(
-            gradient(8), np.ones(8, f32), 1, 1, out=np.zeros(256, np.uint8), **{**good, **change}
-        )
+        _core.hush_encode(gradient(8), np.ones(8), 1, 1, out=np.zeros(256, np.uint8), **{**good, **change})
 
 
 @pytest.mark.parametrize(
@@ -612,7 +690,7 @@ def test_a_thc_option_out_of_its_limits_is_refused(change: dict[str, object], wo
     with pytest.raises(ValueError, match=words):
         _core.thc_encode(
             gradient(8),
-            np.ones(1, f32),
+            np.ones(1),
             sign_seed=1,
             round_seed=1,
             out=np.zeros(4, np.uint8),
@@ -621,7 +699,7 @@ def test_a_thc_option_out_of_its_limits_is_refused(change: dict[str, object], wo
 
 
 def test_hush_decodes_up_to_63_steps_and_refuses_more() -> None:
-    lanes, norms, out = np.zeros(512, np.uint8), np.ones(8, f32), np.empty(512, f32)
+    lanes, norms, out = np.zeros(512, np.uint8), np.ones(8), np.empty(512, f32)
     _core.hush_decode(lanes, norms, 1, 1, np.zeros(16, f32), 2.0, 63, out, 1.0)
     with pytest.raises(ValueError, match="granularity=64: from 1 to 63"):
         _core.hush_decode(lanes, norms, 1, 1, np.zeros(16, f32), 2.0, 64, out, 1.0)

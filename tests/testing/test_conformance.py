@@ -101,6 +101,15 @@ class Swallows(Honest):
         return (yield from super().reduce(x.nan_to_num(0, 0, 0), turn))
 
 
+class Squares(Honest):
+    """Scales by a norm that it squares in float32."""
+
+    def reduce(self, x, turn):
+        norm = x.square().sum().sqrt()
+        heard = yield from super().reduce(x / norm if norm > 0 else 0 * x, turn)
+        return Heard(heard.total * norm, lambda: heard.said() * norm)
+
+
 class Forgets(ErrorFeedback):
     def reduce(self, x, turn):
         heard = yield from super().reduce(x, turn)
@@ -156,6 +165,7 @@ calls = [0]
         (Writes(), "agreement", "changed its input"),
         (Dices(), "agreement", "randomness does not come from the turn"),
         (Swallows(), "nonfinite", "quietly turned into"),
+        (Squares(), "magnitude", "NMSE at 1e-30 is"),
         (Forgets(Int4()), "memory", "was not remembered"),
         (Grows(), "contracting", "claims to contract, and does not"),
         (Overfills(), "bytes", "values up to 45, and claims lanes"),
@@ -192,5 +202,9 @@ def test_vectors_are_the_same_everywhere_and_errors_are_relative():
     )
     same = vectors("identical", 3, 10)
     assert torch.equal(same[0], same[2]) and same[0] is not same[2]
+    windows = vectors("windows", 4, 8000)
+    loud = [[x[2000 * k : 2000 * (k + 1)].square().mean().sqrt() > 5 for k in range(4)] for x in windows]
+    assert loud == [[rank == k for k in range(4)] for rank in range(4)]
+    assert [bool(x.square().mean().sqrt() > 5) for x in vectors("loud", 3, 8000)] == [True, False, False]
     assert nmse(torch.zeros(10), same) == pytest.approx(1.0)
     assert nmse(sum(same), same) == pytest.approx(0.0, abs=1e-12)

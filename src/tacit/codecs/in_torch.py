@@ -19,10 +19,12 @@ COLUMNS = 8  # hush: blocks of a segment, side by side, one SIMD lane each
 ROWS = 1024  # hush: elements of a full block
 _LEAST_ROWS = 64
 _WHOLE_ROWS = 8192
-_WINDOW = 32  # pieces that sample the same run of the vector
+_WINDOW = 32  # whole pieces side by side
+_RUNS = 32  # of equal length in a vector: a piece takes some of its rows from each
 _LEAST_SLICE = 8
 _TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
 _SCALE_NBYTES = 4
+_ORDINARY = 2.0**-40, 2.0**60  # norms whose blocks are rotated as they are; see native/rotated.cpp
 
 
 def kernels(x: Tensor) -> Any:
@@ -81,6 +83,14 @@ def _f32(value: float) -> float:
 def _pack4(index: Tensor) -> Tensor:
     index = index.to(torch.uint8)
     return index[0::2] | (index[1::2] << 4)
+
+
+def _units(norms: Tensor) -> Tensor:
+    """The power of two that brings each norm near 1; 1 where it is ordinary, 0 or not finite."""
+    low, high = _ORDINARY
+    odd = norms.isfinite() & (norms > 0) & ~((norms >= low) & (norms <= high))
+    exponent = torch.where(odd, torch.frexp(norms).exponent - 1, 0).clamp(-100, 100)
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 # ---- block integers ----
@@ -146,24 +156,42 @@ def _segments(flat: Tensor, rows: list[int]) -> list[Tensor]:
 
 
 def _into_pieces(x: Tensor, rows: list[int]) -> Tensor:
-    """`x`, padded, in the order of pieces: the full ones of a window sample all of it, a row of each in turn."""
-    flat = pad(x, (0, sum(rows) * COLUMNS - x.numel()))
-    windows, rest = _windows(flat, rows)
-    parts = [w.view(ROWS, -1, COLUMNS).transpose(0, 1).reshape(-1) for w in windows]
-    return torch.cat([*parts, rest])
+    """`x`, padded, in the order of pieces, each of which has a 32nd of its rows from each run of the vector."""
+    full, rest = _shares(pad(x, (0, sum(rows) * COLUMNS - x.numel())).view(_RUNS, -1), rows)
+    windows = _turn(full, 1).transpose(0, 1).reshape(-1, ROWS, _WINDOW, COLUMNS)
+    parts = [windows, *(share.reshape(-1, *share.shape[2:]) for share in rest)]
+    return torch.cat([part.transpose(-3, -2).reshape(-1) for part in parts])
 
 
 def _out_of_pieces(flat: Tensor, rows: list[int]) -> Tensor:
     """The inverse of `_into_pieces`, padding included."""
-    windows, rest = _windows(flat, rows)
-    parts = [w.view(-1, ROWS, COLUMNS).transpose(0, 1).reshape(-1) for w in windows]
-    return torch.cat([*parts, rest])
+    full, rest = _shares(torch.empty_like(flat).view(_RUNS, -1), rows)
+    first, *others = flat.split([full.numel(), *(share.numel() for share in rest)])
+    windows = first.view(-1, _WINDOW, ROWS, COLUMNS).transpose(1, 2)
+    parts = [_turn(windows.reshape(full.shape[1], _RUNS, full.shape[2]).transpose(0, 1), -1)]
+    for share, part in zip(rest, others, strict=True):
+        parts.append(part.view(share.shape[2], -1, COLUMNS).transpose(0, 1))
+    return torch.cat([part.reshape(_RUNS, -1) for part in parts], dim=1).reshape(-1)
 
 
-def _windows(flat: Tensor, rows: list[int]) -> tuple[list[Tensor], Tensor]:
-    """The runs that 32 full pieces at a time sample, and the elements of the smaller pieces."""
-    strided = rows.count(ROWS) * ROWS * COLUMNS
-    return list(flat[:strided].split(_WINDOW * ROWS * COLUMNS)) if strided else [], flat[strided:]
+def _shares(runs: Tensor, rows: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Views of each run: the shares of full windows, as (run, window, element), and that of the last window and of each
+    smaller piece, as (run, row, piece, column)."""
+    whole = rows.count(ROWS)
+    full, last = divmod(whole, _WINDOW)
+    shapes = [(ROWS // _RUNS, last)] * (last > 0) + [(size // _RUNS, 1) for size in rows[whole:]]
+    share = _WINDOW * ROWS * COLUMNS // _RUNS
+    first, *rest = runs.split([full * share, *(k * pieces * COLUMNS for k, pieces in shapes)], dim=1)
+    shaped = [part.view(_RUNS, *shape, COLUMNS) for part, shape in zip(rest, shapes, strict=True)]
+    return first.view(_RUNS, full, share), shaped
+
+
+def _turn(full: Tensor, sign: int) -> Tensor:
+    """(run, window, element) with the windows of each run turned, so that a window meets no layer at the same place."""
+    windows = full.shape[1]
+    t, w = torch.arange(_RUNS, device=full.device), torch.arange(windows, device=full.device)
+    places = (w + sign * t[:, None] * (windows // _RUNS | 1)) % max(1, windows)
+    return full.gather(1, places[:, :, None].expand_as(full))
 
 
 def _by_block(factors: Tensor, segments: list[Tensor]) -> list[Tensor]:
@@ -176,7 +204,7 @@ def hush_norms(x: Tensor, out: Tensor, threads: int) -> None:
     """Alone here in summing in an order of its own: not the bits of the C++, but within 1e-6 of them."""
     rows = hush_pieces(x.numel())
     segments = _segments(_into_pieces(x, rows), rows) if rows else []
-    out.copy_(torch.cat([*(s.square().sum(1).sqrt().view(-1) for s in segments), out[:0]]))
+    out.copy_(torch.cat([*(s.double().square().sum(1).sqrt().view(-1) for s in segments), out[:0]]))
 
 
 def hush_encode(
@@ -186,10 +214,13 @@ def hush_encode(
     if not x.numel():
         return
     g, padded = granularity, 2 * out.numel()
+    units = _units(norms)
+    norms = (norms / units).float()
     scale = torch.where(norms.isfinite() & (norms > 0), torch.full_like(norms, g / (2 * reach)) / norms, 0.0)
     rows = hush_pieces(x.numel())
     segments = _segments(_flip(_into_pieces(x, rows), sign_seed), rows)
-    scaled = [hadamard(s) * k for s, k in zip(segments, _by_block(scale, segments), strict=True)]
+    near_one = [s / u for s, u in zip(segments, _by_block(units.float(), segments), strict=True)]
+    scaled = [hadamard(s) * k for s, k in zip(near_one, _by_block(scale, segments), strict=True)]
     u = _bits(dither_seed, padded, 4, x.device)
     shift = _f32(alpha / 16) * ((u + place) & 15).float() + _f32(g / 2 - alpha * 7.5 / 16)
     level = (2 * (torch.cat([s.reshape(-1) for s in scaled]) + shift)).floor().nan_to_num().clamp(0, 2 * g)
@@ -204,11 +235,14 @@ def hush_decode(
         return
     u = _bits(dither_seed, lanes.numel(), 4, lanes.device)
     levels = lanes.float() + offsets.to(lanes.device)[u]
-    unit = _f32(2 * reach / granularity) * torch.where(norms.isfinite(), norms, torch.nan)
+    units = _units(norms)
+    norms = (norms / units).float()
+    step = _f32(2 * reach / granularity) * torch.where(norms.isfinite(), norms, torch.nan)
     rows = hush_pieces(out.numel())
     segments = _segments(levels, rows)
-    factors = _by_block(unit, segments)
+    factors = _by_block(step, segments)
     back = [hadamard(s * (k * (1 / s.shape[1]) * gain)) for s, k in zip(segments, factors, strict=True)]
+    back = [s * u for s, u in zip(back, _by_block(units.float(), segments), strict=True)]
     flat = _flip(torch.cat([s.reshape(-1) for s in back]), sign_seed)
     out.copy_(_out_of_pieces(flat, rows)[: out.numel()])
 
@@ -232,11 +266,12 @@ def thc_encode(
     g = int(table[-1])
     flat = _flip(pad(x, (0, sum(lengths) - x.numel())), sign_seed)  # only the last slice is padded
     z = []
-    for part, length, norm in zip(flat.split(lengths), lengths, norms, strict=True):
+    units = _units(norms)
+    for part, length, norm, unit in zip(flat.split(lengths), lengths, norms / units, units, strict=True):
         block = min(2**block_log2, length)
         usable = norm.isfinite() & (norm > 0)
-        factor = torch.where(usable, sqrt(length) / (sqrt(block) * norm.double()), 0.0).float()
-        z.append(hadamard(part.view(-1, block, 1)).reshape(-1) * factor)
+        factor = torch.where(usable, sqrt(length) / (sqrt(block) * norm), 0.0).float()
+        z.append(hadamard((part / unit.float()).view(-1, block, 1)).reshape(-1) * factor)
     v = (torch.cat(z).nan_to_num().clamp(-t, t) + t) * _f32(g / (2 * t_p))
     low = torch.searchsorted(levels, v.floor().clamp(0, g - 1).long(), right=True) - 1
     below, above = levels[low].float(), levels[low + 1].float()
@@ -258,9 +293,10 @@ def thc_decode(
         return
     lengths = thc_lengths(numel, 2**slice_log2)
     z = lanes.float() * _f32(2 * t_p / (granularity * count)) - _f32(t_p)
-    parts = []
-    for part, length, norm in zip(z.split(lengths), lengths, norms, strict=True):
+    parts, units = [], _units(norms)
+    for part, length, norm, unit in zip(z.split(lengths), lengths, norms / units, units, strict=True):
         block = min(2**block_log2, length)
-        back = torch.where(norm.isfinite(), norm, torch.nan).double() / (sqrt(length) * sqrt(block))
-        parts.append(hadamard((part * back.float()).view(-1, block, 1)).reshape(-1))
-    out.copy_(_flip(torch.cat(parts), sign_seed)[:numel] * gain)
+        back = torch.where(norm.isfinite(), norm, torch.nan) / (sqrt(length) * sqrt(block))
+        turned = hadamard((part * back.float()).view(-1, block, 1)).reshape(-1)
+        parts.append(turned * gain * unit.float())
+    out.copy_(_flip(torch.cat(parts), sign_seed)[:numel])

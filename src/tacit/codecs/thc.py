@@ -74,7 +74,10 @@ class Thc:
 
     @property
     def traits(self) -> Traits:
-        return Traits(rounds=2, summable=True, contracting=True, lanes=Lanes(16, self.granularity))
+        contracting = (
+            self.bits > 2
+        )  # with 2 bits, a rank far larger than the others makes all of them round too far
+        return Traits(rounds=2, summable=True, contracting=contracting, lanes=Lanes(16, self.granularity))
 
     def nbytes(self, numel: int) -> int:
         lengths = thc_lengths(numel, self.slice)
@@ -87,7 +90,8 @@ class Thc:
         lanes = Lanes(8 if turn.world * self.granularity <= 255 else 16, self.granularity)
         table = self.table + (0,) * (8 if self.bits == 3 else 0)
         padded = sum(thc_lengths(x.numel(), self.slice))
-        norms = yield Max(torch.stack([part.norm() for part in x.split(self.slice)]) if x.numel() else x)
+        largest = yield Max(_norms_sent(x, self.slice))
+        norms = largest.double() / _SENT
         index = self.encode(x, norms, signs, turn.own_seed)
         total: Total = yield TableSum(index, table, padded, lanes)
         own = TableSum(index, table, padded, Lanes(8, self.granularity))
@@ -98,7 +102,8 @@ class Thc:
 
     def encode(self, x: Tensor, norms: Tensor, signs: int, noise: int) -> Tensor:
         """The packed indices of x, rotated, scaled to N(0, 1), clamped and rounded."""
-        out = torch.empty(self.nbytes(x.numel()) - norms.nbytes, dtype=torch.uint8, device=x.device)
+        packed = self.nbytes(x.numel()) - 4 * norms.numel()
+        out = torch.empty(packed, dtype=torch.uint8, device=x.device)
         table = torch.tensor(self.table, dtype=torch.uint8)
         kernels(x).thc_encode(
             x, norms, *self._logs(), signs, noise, self.reach, table, self.bits, out, threads_for(x.numel())
@@ -107,7 +112,7 @@ class Thc:
 
     def decode(self, lanes: Tensor, norms: Tensor, signs: int, count: int, numel: int) -> Tensor:
         """The sum over `count` ranks."""
-        out, g = norms.new_empty(numel), self.granularity
+        out, g = norms.new_empty(numel, dtype=torch.float32), self.granularity
         lanes = (
             lanes.view(torch.uint16) if lanes.dtype == torch.int16 and lanes.device.type == "cpu" else lanes
         )
@@ -128,3 +133,22 @@ class Thc:
 
     def _logs(self) -> tuple[int, int]:
         return self.slice.bit_length() - 1, (self.block or self.slice).bit_length() - 1
+
+
+_SENT = 2.0**-10  # of a norm: that of 2^20 of the largest floats is then a float too
+
+
+def _norms_sent(x: Tensor, size: int) -> Tensor:
+    """The norm of each slice, as it is sent."""
+    if not x.numel():
+        return x
+    return (torch.stack([_norm(part) for part in x.split(size)]) * _SENT).float()
+
+
+def _norm(x: Tensor) -> Tensor:
+    """|x| as a double; summed in double where squares may overflow or vanish in float32, and on an accelerator always,
+    which would have to stop to look."""
+    norm = x.norm().double()
+    if x.device.type == "cpu" and 2.0**-40 <= norm <= 2.0**60:
+        return norm
+    return torch.linalg.vector_norm(x, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import ConformanceError, TacitError
-from tacit.requests import Codec, Heard, LocalSlots, Request, Slots, Sum, TableSum, loop_back
+from tacit.requests import Codec, Dense, Heard, LocalSlots, Request, Slots, Sum, TableSum, loop_back
 from tacit.testing.published import claims
 from tacit.testing.vectors import FAMILIES, nmse, vectors
 
@@ -17,6 +17,7 @@ WORLDS = (1, 2, 3, 4, 8, 10)
 SIZES = (0, 1, 2, 7, 255, 256, 1000, 4097)
 _NUMEL = 8192
 _TRIALS = 64
+MAGNITUDES = (1e-30, 1e-20, 1e20, 1e37)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,28 @@ def _error(codec: Codec) -> Iterator[Finding]:
             yield Finding(str(codec), "error", good, why, family, world, value, limit)
 
 
+def _magnitude(codec: Codec) -> Iterator[Finding]:
+    """Gradients of 1e-30 and of 1e37 are off by as much, relative to their size, as those of 1."""
+    asked: list[Request] = []
+    inputs = vectors("gauss", 4, _NUMEL)
+    usual = nmse(loop_back(codec, inputs, observe=asked.append)[0].total, inputs)
+    low, high = _range(asked)
+    for magnitude in MAGNITUDES:
+        scale = min(max(magnitude, low), high)
+        scaled = [(x.double() * scale).float() for x in inputs]
+        total = loop_back(codec, scaled)[0].total.double() / scale
+        value, limit = nmse(total, [x.double() / scale for x in scaled]), 1.05 * usual + 1e-12
+        why = f"NMSE at {scale:g}" + ("" if value <= limit else f" is {value:.3g}, and {usual:.3g} at 1")
+        yield Finding(str(codec), "magnitude", value <= limit, why, "gauss", 4, value, limit)
+
+
+def _range(asked: Sequence[Request]) -> tuple[float, float]:
+    """What the plain numbers it sends can hold, with room for tails and sums: float16 ends early, and nobody expects more."""
+    forms = [request.payload.form for request in asked if isinstance(request, Sum)]
+    infos = [torch.finfo(f.dtype) for f in forms if isinstance(f, Dense) and f.dtype.is_floating_point]
+    return max((64 * i.tiny for i in infos), default=0.0), min((i.max / 32 for i in infos), default=torch.inf)
+
+
 def _unbiased(codec: Codec) -> Iterator[Finding]:
     """The mean error of many trials must shrink as 1 / trials, if the codec claims to be unbiased."""
     if not codec.traits.unbiased:
@@ -97,7 +120,7 @@ def _unbiased(codec: Codec) -> Iterator[Finding]:
 
 
 def _contracting(codec: Codec) -> Iterator[Finding]:
-    """|x - said|^2 < |x|^2, if the codec claims to contract: what error feedback needs."""
+    """|x - said|^2 < |x|^2 over all ranks, if the codec claims to contract: what error feedback needs."""
     if not codec.traits.contracting:
         return
     for family in FAMILIES:
@@ -105,10 +128,8 @@ def _contracting(codec: Codec) -> Iterator[Finding]:
             continue
         inputs = vectors(family, 4, _NUMEL)
         heard = loop_back(codec, inputs, scheme="ideal")
-        value = max(
-            ((x - _said(h, x)).square().sum() / x.square().sum()).item()
-            for h, x in zip(heard, inputs, strict=True)
-        )
+        unsaid = sum((x - _said(h, x)).square().sum().item() for h, x in zip(heard, inputs, strict=True))
+        value = unsaid / sum(x.square().sum().item() for x in inputs)
         why = "what stays unsaid is smaller than x" if value < 1 else "it claims to contract, and does not"
         yield Finding(str(codec), "contracting", value < 1, why, family, 4, value, 1.0)
 
@@ -272,6 +293,7 @@ CHECKS: dict[str, Check] = {
     "bytes": _bytes,
     "agreement": _agreement,
     "error": _error,
+    "magnitude": _magnitude,
     "unbiased": _unbiased,
     "contracting": _contracting,
     "shares": _shares,

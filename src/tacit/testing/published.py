@@ -70,3 +70,6 @@ def _hush() -> Iterator[Claim]:
         yield "n x NMSE", "gauss", world, world * _error(Hush(), "gauss", world), 0.0, 0.0105
         limit = _error(Thc(), "identical", world)
         yield "NMSE, at most thc's", "identical", world, _error(Hush(), "identical", world), 0.0, limit
+        for family, most in (("windows", 0.6), ("loud", 0.6)):
+            limit = most * _error(Thc(), family, world)
+            yield "NMSE, at most .6 of thc's", family, world, _error(Hush(), family, world), 0.0, limit

@@ -28,6 +28,19 @@ def _identical(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
     return [_gauss(1, numel, rng)[0]] * world if world else []
 
 
+def _windows(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    """Each rank is 10 times as large in a part of its own: experts, embeddings, whatever its data has most of."""
+    made = _gauss(world, numel, rng)
+    for rank, x in enumerate(made):
+        x[numel * rank // world : numel * (rank + 1) // world] *= 10
+    return made
+
+
+def _loud(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
+    """The first rank is 10 times as large as the others, everywhere."""
+    return [x * (1 if rank else 10) for rank, x in enumerate(_gauss(world, numel, rng))]
+
+
 def _zero(world: int, numel: int, rng: torch.Generator) -> list[Tensor]:
     return [torch.zeros(numel) for _ in range(world)]
 
@@ -37,6 +50,8 @@ FAMILIES: dict[str, Family] = {
     "lognormal": _lognormal,
     "blocky": _blocky,
     "identical": _identical,
+    "windows": _windows,
+    "loud": _loud,
     "zero": _zero,
 }
 
