@@ -18,6 +18,7 @@ from tacit.errors import ConfigError, PairingError, did_you_mean
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec
 from tacit.rounds import ROUNDS, Adaptive, EveryStep, Round
+from tacit.spelling import check_length, parse_expression, plain_value
 from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
 
 Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
@@ -74,6 +75,7 @@ class Strategy:
         """The strategy that `text` describes."""
         if isinstance(text, cls):
             return text
+        check_length(str(text), "strategy")
         parts = [part.strip() for part in _BETWEEN.split(str(text))]
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
@@ -130,12 +132,10 @@ def parse_codec(text: str) -> Codec:
 
 
 def _build(text: str, known: Mapping[str, Maker], kind: str) -> Any:
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError) as cause:
-        raise ConfigError(f"{kind} {text!r} cannot be read; write name or name(option=value)") from cause
+    way = "write name or name(option=value)"
+    tree = parse_expression(text, kind, way)
     if not isinstance(tree, ast.Name | ast.Call):
-        raise ConfigError(f"{kind} {text!r} cannot be read; write name or name(option=value)")
+        raise ConfigError(f"{kind} {text!r} cannot be read; {way}")
     return _value(tree, text, known, kind)
 
 
@@ -156,10 +156,7 @@ def _option(node: ast.expr, text: str, kind: str) -> Any:
         return node.id  # a bare word, as in rounding=nearest
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODECS:
         return ast.unparse(node)  # a codec in an option, as in first=int8(block=512): Strategy.first reads it
-    try:
-        return ast.literal_eval(node)
-    except ValueError as cause:
-        raise ConfigError(f"{kind} {text!r}: {ast.unparse(node)!r} is no plain value") from cause
+    return plain_value(node, text, kind)
 
 
 def _look_up(name: str, known: Mapping[str, Maker], kind: str) -> Maker:

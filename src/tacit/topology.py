@@ -17,13 +17,21 @@ from tacit.errors import ConfigError, did_you_mean
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+MOST_NODES = 10_000_000  # of an optical ring
+MOST_HOSTS, MOST_LINKS = (
+    1_000_000,
+    5_000_000,
+)  # of an electrical network: hosts have names, about 200 MB of them
+MOST_WAVELENGTHS = 100_000
+MOST_MTU = 65_536  # that of loopback
 
 
 @dataclass(frozen=True, slots=True)
 class OpticalRing:
     """`nodes` on a ring of two fibres, one a direction; a wavelength can be used again on a disjoint arc.
 
-    A node sends and receives on any number of wavelengths at the same time, as a ring of micro-resonators lets it.
+    A node has `transceivers` senders and as many receivers, each tuned to one wavelength of one direction while a stage lasts;
+    None: one for every wavelength of both directions, as a ring of micro-resonators gives it.
     """
 
     nodes: int
@@ -31,20 +39,25 @@ class OpticalRing:
     rate_bps: float = 40e9 * 8  # of one wavelength
     setup_s: float = 25e-6  # before every stage: reconfiguration and conversion
     most_hops: int | None = None  # the longest light path that the power budget allows; None: unlimited
+    hop_s: float = 0.0  # the light's time from node to node: 5 ns a metre of fibre; the papers count 0
+    transceivers: int | None = None  # senders of a node, and as many receivers; None: all that it can use
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"optical ring of {self.nodes} nodes; give 1 or more")
-        if self.wavelengths < 1:
-            raise ConfigError(f"wavelengths={self.wavelengths}: an optical ring needs at least 1 a direction")
-        if self.rate_bps <= 0 or self.setup_s < 0:
-            raise ConfigError(
-                f"rate {self.rate_bps:g} bit/s and set-up {self.setup_s:g} s must not be negative, the rate not zero"
-            )
-        if self.most_hops is not None and self.most_hops < 1:
-            raise ConfigError(
-                f"most_hops={self.most_hops}: light must reach a neighbour at least; give 1 or more"
-            )
+        check_count("nodes", self.nodes)
+        check_count("wavelengths", self.wavelengths, most=MOST_WAVELENGTHS)
+        check_positive("rate of a wavelength", self.rate_bps)
+        check_duration("set-up", self.setup_s)
+        check_duration("time a hop", self.hop_s)
+        if self.most_hops is not None:
+            check_count("most_hops", self.most_hops)
+        if self.transceivers is not None:
+            check_count("transceivers", self.transceivers)
+
+    @property
+    def lasers(self) -> int:
+        """Wavelengths that a node can send on at the same time, both directions together; it can receive on as many."""
+        every = 2 * self.wavelengths
+        return every if self.transceivers is None else min(self.transceivers, every)
 
 
 # ---- electrical networks ----
@@ -130,13 +143,16 @@ class Network:
 
     def scaled(self, *, rate: float = 1.0, latency: float = 1.0) -> "Network":
         """The same network with every rate and every latency multiplied."""
+        check_positive("factor of the rates", rate)
+        if not 0 <= latency < inf:
+            raise ConfigError(f"factor of the latencies is {latency:g}; it must be 0 or more, and finite")
         return replace(self, rate_bps=self.rate_bps * rate, latency_s=self.latency_s * latency)
 
     def with_links(self, *, mtu: int = 1500, loss: float = 0.0) -> "Network":
         """The same network, every link with this MTU and this share of lost packets."""
-        if mtu < 68 or not 0 <= loss < 1:
+        if not 68 <= mtu <= MOST_MTU or not 0 <= loss < 1:
             raise ConfigError(
-                f"{self.name}: mtu={mtu}, loss={loss:g}; mtu is at least 68 bytes, loss from 0 to below 1"
+                f"{self.name}: mtu={mtu}, loss={loss:g}; mtu is at least 68 bytes, at most {MOST_MTU}, loss from 0 to below 1"
             )
         said = f"mtu={mtu}" * (mtu != 1500), f"loss={loss:g}" * (loss > 0)
         name = f"{self.name[:-1]}, {', '.join(filter(None, said))})" if any(said) else self.name
@@ -154,7 +170,7 @@ class Network:
 
 def star(nodes: int, rate_bps: float = 10e9, latency_s: float = 5e-6) -> Network:
     """`nodes` hosts on one switch that never blocks; `latency_s` is a link's, and a path crosses two."""
-    host = np.arange(_at_least("nodes", nodes, 1))
+    host = np.arange(check_count("nodes", nodes, most=MOST_HOSTS))
     ends = np.stack([host, np.full(nodes, nodes)], axis=1)
     name = _text("star", nodes=nodes, rate_bps=rate_bps, latency_s=latency_s)
     return _uniform(name, nodes, ["switch"], ends, rate_bps, latency_s, "star", (nodes,))
@@ -174,7 +190,7 @@ def two_racks(
     nodes: int, rate_bps: float = 10e9, uplink_rate_bps: float = 10e9, latency_s: float = 5e-6
 ) -> Network:
     """Two switches joined by one link, half of the hosts at each (the first half has one more if the number is odd)."""
-    host = np.arange(_at_least("nodes", nodes, 2))
+    host = np.arange(check_count("nodes", nodes, 2, MOST_HOSTS))
     first = nodes - nodes // 2
     ends = np.concatenate([np.stack([host, nodes + (host >= first)], axis=1), [[nodes, nodes + 1]]])
     name = _text(
@@ -198,8 +214,9 @@ def leaf_spine(
     A leaf's uplinks carry together what its hosts can send, divided by `oversubscription`.
     """
     for what, value in (("leaves", leaves), ("hosts", hosts), ("spines", spines)):
-        _at_least(what, value, 1)
+        check_count(what, value)
     check_positive("oversubscription", oversubscription)
+    _check_size("leaf_spine", leaves * hosts, leaves * (hosts + spines))
     total, leaf, spine = leaves * hosts, np.arange(leaves), np.arange(spines)
     down = np.stack([np.arange(total), total + np.arange(total) // hosts], axis=1)
     up = np.stack([np.repeat(total + leaf, spines), np.tile(total + leaves + spine, leaves)], axis=1)
@@ -219,11 +236,12 @@ def fat_tree(k: int, rate_bps: float = 10e9, latency_s: float = 5e-6) -> Network
 
     Switch a of a pod's second layer is joined to the k/2 cores from a k/2 on.
     """
-    if _at_least("k", k, 2) % 2:
+    if check_count("k", k, 2) % 2:
         raise ConfigError(
             f"k={k}: a fat tree is made of switches with an even number of ports; give 4, 6, 8, ..."
         )
     half, edges, total = k // 2, k * k // 2, k**3 // 4
+    _check_size("fat_tree", total, 3 * total)
     switch = np.arange(edges)  # as many edge switches as aggregating ones
     host = np.arange(total)
     down = np.stack([host, total + host // half], axis=1)
@@ -242,9 +260,10 @@ def torus(dims: Sequence[int], rate_bps: float = 10e9, latency_s: float = 5e-6) 
 
     A dimension of 2 has one link between the two, not two.
     """
-    sizes = tuple(_at_least("a dimension", size, 1) for size in dims)
-    if not sizes:
-        raise ConfigError("torus with no dimension; give for example dims=4x4")
+    sizes = tuple(check_count("a dimension", size) for size in dims)
+    if not 1 <= len(sizes) <= 16:
+        raise ConfigError(f"torus of {len(sizes)} dimensions; give 1 to 16 of them, for example dims=4x4")
+    _check_size("torus", prod(sizes), prod(sizes) * len(sizes))
     grid = np.arange(prod(sizes)).reshape(sizes)
     ends = [np.zeros((0, 2), np.int64)]
     for axis, size in enumerate(sizes):
@@ -258,7 +277,7 @@ def torus(dims: Sequence[int], rate_bps: float = 10e9, latency_s: float = 5e-6) 
 def ring(nodes: int, rate_bps: float = 10e9, latency_s: float = 5e-6) -> Network:
     """Hosts joined to their two neighbours: a torus of one dimension."""
     name = _text("ring", nodes=nodes, rate_bps=rate_bps, latency_s=latency_s)
-    return replace(torus((_at_least("nodes", nodes, 1),), rate_bps, latency_s), name=name)
+    return replace(torus((check_count("nodes", nodes, most=MOST_HOSTS),), rate_bps, latency_s), name=name)
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
@@ -273,8 +292,7 @@ def _uniform(
 ) -> Network:  # fmt: skip
     """A regular network: hosts h0, h1, ..., all links alike."""
     check_positive("rate", rate_bps)
-    if not 0 <= latency_s < inf:
-        raise ConfigError(f"latency {latency_s:g} s of {name}: it must be 0 or more")
+    check_duration(f"latency of {name}", latency_s)
     links = len(ends)
     return Network(
         name, tuple(f"h{i}" for i in range(hosts)), tuple(switches), ends, np.full(links, float(rate_bps)),
@@ -309,10 +327,10 @@ def _check_link(link: Link, number: dict[str, int], name: str) -> None:
     if link.a == link.b:
         raise ConfigError(f"{name}: a link joins {link.a!r} to itself; join two nodes")
     check_positive(f"{name}: rate of the link {link.a} - {link.b}", link.rate_bps)
-    if not 0 <= link.latency_s < inf or not 0 <= link.loss < 1 or link.mtu < 68:
+    if not 0 <= link.latency_s < inf or not 0 <= link.loss < 1 or not 68 <= link.mtu <= MOST_MTU:
         raise ConfigError(
             f"{name}: the link {link.a} - {link.b} has latency {link.latency_s:g} s, loss {link.loss:g}, mtu {link.mtu}; "
-            f"latency is 0 or more, loss from 0 to below 1, mtu at least 68"
+            f"latency is 0 or more, loss from 0 to below 1, mtu at least 68, at most {MOST_MTU}"
         )
 
 
@@ -335,13 +353,28 @@ def _check_joined(ends: Ints, names: tuple[str, ...], name: str) -> None:
 
 def check_positive(what: str, value: float) -> None:
     if not 0 < value < inf:
-        raise ConfigError(f"{what} is {value:g}; it must be above 0")
+        raise ConfigError(f"{what} is {value:g}; it must be above 0, and finite")
 
 
-def _at_least(what: str, value: int, least: int) -> int:
-    if not isinstance(value, int | np.integer) or value < least:
-        raise ConfigError(f"{what}={value}; give {least} or more")
+def check_duration(what: str, seconds: float) -> None:
+    if not 0 <= seconds < inf:
+        raise ConfigError(f"{what} is {seconds:g} s; it must be 0 or more, and finite")
+
+
+def check_count(what: str, value: int, least: int = 1, most: int = MOST_NODES) -> int:
+    """`value` as a plain int; refuses what is no whole number from `least` to `most`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{what}={value}; give {least} or more, a whole number up to {most:,}")
     return int(value)
+
+
+def _check_size(name: str, hosts: int, links: int) -> None:
+    """Refuses a network before its arrays are made: `fat_tree(k=1500)` would have 844 million hosts."""
+    if hosts > MOST_HOSTS or links > MOST_LINKS:
+        raise ConfigError(
+            f"{name} has {hosts:,} hosts and {links:,} links; "
+            f"the limits are {MOST_HOSTS:,} and {MOST_LINKS:,}: make it smaller"
+        )
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import ConfigError, did_you_mean
+from tacit.spelling import check_length, named_once
 from tacit.topology import NETWORKS, Link, Network
 from tacit.units import parse_rate, parse_time
 
@@ -39,11 +40,13 @@ def parse_network(text: str | Network) -> Network:
         return text
     if text.strip().endswith(".toml"):
         return read_network(Path(text.strip()))
+    check_length(text, "network")
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"network {text!r} cannot be read; {_SHAPE}")
     builder = _builder(match[1])
     parts = [part.strip() for part in (match[2] or "").split(",") if part.strip()]
+    named_once((part.partition("=")[0].strip() for part in parts), f"network {text!r}")
     options = dict(_option(part, text, builder) for part in parts)
     links = {key: options.pop(key) for key in _LINK_OPTIONS if key in options}
     network = _call(builder, options, text)

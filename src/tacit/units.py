@@ -1,15 +1,29 @@
-"""Sizes, rates and times as text, parsed once at the edge: inside tacit a number is bytes, bits a second or seconds."""
+"""Sizes, rates and times as text, parsed once at the edge: inside tacit a number is bytes, bits a second or seconds.
+
+Whatever is printed can be read again: `1.23 MB`, `40Gbit`, `40 Gbit/s`, `5 GB/s`, `25 us`. No number may be infinite.
+"""
 
 import re
+from math import inf
 
 from tacit.errors import ConfigError
 
-_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_PREFIXES = (("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18))
+_SIZES = {
+    **{f"{prefix}B": 10**power for prefix, power in _PREFIXES},
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_BITS = {f"{prefix}bit": 10**power for prefix, power in _PREFIXES}
 _RATES = {
-    **{f"{prefix}bit": 10**power for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12))},
+    **_BITS,
+    **{f"{name}/s": factor for name, factor in _BITS.items()},
     **{f"{name}/s": 8 * factor for name, factor in _SIZES.items()},
 }
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_LONGEST = 40  # characters of a size, a rate or a time
 
 
 def parse_size(text: str | int) -> int:
@@ -18,7 +32,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bits a second: `"10Gbit"` is 1e10, `"40GB/s"` is 3.2e11; a rate without a unit is refused."""
+    """Bits a second: `"10Gbit"` and `"10Gbit/s"` are 1e10, `"40GB/s"` is 3.2e11; a rate without a unit is refused."""
     return _parse(text, _RATES, "rate", "10Gbit or 1.25GB/s")
 
 
@@ -43,13 +57,17 @@ def _text(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+    shown = repr(text) if len(str(text)) <= _LONGEST else f"{str(text)[:_LONGEST]!r}..."
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*", str(text))
-    if match is None:
-        raise ConfigError(f"{what} {text!r} is not a number with a unit; write for example {example}")
+    if match is None or len(str(text)) > _LONGEST:
+        raise ConfigError(f"{what} {shown} is not a number with a unit; write for example {example}")
     number, unit = match.groups()
     if unit not in units:
         problem = f"has the unknown unit {unit!r}" if unit else "has no unit"
         raise ConfigError(
-            f"{what} {text!r} {problem}; write for example {example} (units: {', '.join(units)})"
+            f"{what} {shown} {problem}; write for example {example} (units: {', '.join(units)})"
         )
-    return float(number) * units[unit]
+    value = float(number) * units[unit]
+    if value == inf:
+        raise ConfigError(f"{what} {shown} is infinite; write for example {example}")
+    return value

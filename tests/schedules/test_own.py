@@ -110,6 +110,12 @@ def test_what_is_missing_is_named():
         ("a.json", b"{", "a.json: is no valid JSON \\(.*\\); correct it there"),
         ("a.json", b"[" * 100_000, "a.json: is no valid JSON \\(.*\\); correct it there"),
         ("a.json", b"\xff\xfe", "a.json: is no valid JSON \\(.*\\); correct it there"),
+        (
+            "a.json",
+            b'{"world": 2, "world": 3}',
+            "a.json: is no valid JSON \\(of world, world one is given twice\\)",
+        ),
+        ("a.toml", b"world = 2\nworld = 3", "a.toml: is no valid TOML"),
         ("a.toml", b"world =", "a.toml: is no valid TOML \\(.*\\); correct it there"),
         ("a.yaml", b"", "a.yaml: a schedule is read from a .json or .toml file; rename it"),
     ],

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from tacit.errors import ConfigError
 from tacit.schedules import wrht, wrht_stage_count, wrht_wavelengths
 from tacit.schedules.wrht import all_to_all_wavelengths
+from tacit.sim.optical import cost
+from tacit.sim.wavelengths import check_schedule
+from tacit.topology import OpticalRing
 
 
 @pytest.mark.parametrize(
@@ -83,16 +86,29 @@ def test_no_wavelength_is_used_twice_on_an_arc(n, w, data):
             lit |= arcs
 
 
-@pytest.mark.parametrize("n", range(2, 23))
-def test_an_all_to_all_loads_no_link_with_more_light_than_its_wavelengths(n):
-    schedule = wrht(n, wavelengths=64, all_to_all=True)
+@pytest.mark.parametrize("n", range(2, 65))
+def test_an_all_to_all_takes_no_more_wavelengths_than_it_claims(n):
+    claimed = math.ceil(n * n // 4 / 2)
+    schedule = wrht(n, wavelengths=claimed, all_to_all=True)
     (stage,), (note,) = schedule.stages(), schedule.notes["optical"]
-    assert note["kind"] == "all_to_all" and note["wavelength"] is None
-    load = np.zeros((2, n), int)
-    for src, dst, clockwise in zip(stage.src, stage.dst, note["clockwise"], strict=True):
+    assert note["kind"] == "all_to_all" and note["wavelengths"] == claimed == note["wavelength"].max() + 1
+    lit = np.zeros((2, claimed, n), int)
+    for src, dst, clockwise, wavelength in zip(
+        stage.src, stage.dst, note["clockwise"], note["wavelength"], strict=True
+    ):
         start, hops = (src, (dst - src) % n) if clockwise else (dst, (src - dst) % n)
-        load[int(clockwise), (start + np.arange(hops)) % n] += 1
-    assert load.max() <= note["wavelengths"] == math.ceil(n * n // 4 / 2)
+        lit[int(clockwise), wavelength, (start + np.arange(hops)) % n] += 1
+    assert lit.max() == 1
+
+
+@pytest.mark.parametrize("stripe", [False, True])
+def test_the_stages_that_are_claimed_are_the_stages_that_are_taken(stripe):
+    """18 representatives of 1450 nodes need 41 wavelengths in their all-to-all, and have 41."""
+    ring, schedule = OpticalRing(1450, 41), wrht(1450, wavelengths=41, all_to_all=True)
+    check_schedule(schedule, ring, stripe=stripe)
+    assert schedule.stage_count == cost(schedule, 1e6, ring, stripe=stripe).stage_count == 3
+    wide = OpticalRing(1450, 82)
+    assert cost(schedule, 1e6, wide, stripe=True).stages[1].stripes == 2
 
 
 def test_the_middle_of_a_group_represents_it():
@@ -110,7 +126,7 @@ def test_the_middle_of_a_group_represents_it():
         ),
         ({"group": 1}, "wrht: group=1: give a whole number, 2 or more"),
         ({"group": 3.5}, "wrht: group=3.5: give a whole number, 2 or more"),
-        ({"wavelengths": 0}, "wrht: wavelengths=0: give a whole number, 1 or more"),
+        ({"wavelengths": 0}, "wrht: wavelengths=0: give a whole number, from 1 to 10000000"),
         ({"all_to_all": 1}, "wrht: all_to_all=1: give True (one stage ends the sum where it fits) or False"),
     ],
 )

@@ -116,7 +116,7 @@ def test_optrees_formula_comes_out_of_the_wavelengths():
 
 
 def test_light_takes_its_time():
-    near = cost(build("wrht", 1024), VGG16, OpticalRing(1024), hop_s=5e-9)
+    near = cost(build("wrht", 1024), VGG16, OpticalRing(1024, hop_s=5e-9))
     assert near.time_s - cost(build("wrht", 1024), VGG16, OpticalRing(1024)).time_s == pytest.approx(
         2 * (64 + 516) * 5e-9
     )
@@ -124,11 +124,13 @@ def test_light_takes_its_time():
 
 
 def test_a_cost_for_another_vector_and_rate_needs_no_new_light():
-    schedule, was, ring = build("wrht", 300), OpticalRing(300), OpticalRing(300, rate_bps=1e9, setup_s=1e-3)
-    found = cost(schedule, 1e6, was, stripe=True, hop_s=1e-9)
-    assert rescaled(found, 3e6, was, ring) == cost(schedule, 3e6, ring, stripe=True, hop_s=1e-9)
-    with pytest.raises(ConfigError, match="as many nodes and wavelengths"):
-        rescaled(found, 3e6, was, OpticalRing(300, 8))
+    schedule, was = build("wrht", 300), OpticalRing(300)
+    ring = OpticalRing(300, rate_bps=1e9, setup_s=1e-3, hop_s=1e-9)
+    found = cost(schedule, 1e6, was, stripe=True)
+    assert rescaled(found, 3e6, was, ring) == cost(schedule, 3e6, ring, stripe=True)
+    for other in (OpticalRing(300, 8), OpticalRing(300, transceivers=4)):
+        with pytest.raises(ConfigError, match="as many nodes, wavelengths and transceivers"):
+            rescaled(found, 3e6, was, other)
 
 
 def test_too_long_a_path_is_refused_with_its_name():
@@ -160,7 +162,7 @@ def test_a_power_budget_says_how_far_light_goes():
 def test_bad_input_gets_one_sentence():
     with pytest.raises(ConfigError, match="ring has 9 nodes, the optical ring 8; give the ring as many"):
         cost(build("ring", 9), 1.0, OpticalRing(8))
-    with pytest.raises(ConfigError, match="neither may be negative"):
+    with pytest.raises(ConfigError, match="give a finite size that is not negative"):
         cost(build("ring", 8), -1.0, OpticalRing(8))
 
 

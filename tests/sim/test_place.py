@@ -27,7 +27,7 @@ def test_rates_are_said_in_bytes_and_in_bits(rate_bps, words):
 
 def test_an_optical_ring_reads_all_its_options():
     place = parse_place("optical(nodes=9, wavelengths=4, rate=40Gbit, setup=1ms, hop=5ns, most_hops=3)")
-    assert place.network == OpticalRing(9, 4, 40e9, 1e-3, 3) and place.hop_s == 5e-9
+    assert place.network == OpticalRing(9, 4, 40e9, 1e-3, 3, hop_s=5e-9)
     assert parse_place("optical", 16).network == OpticalRing(16)
     lossy = parse_place("optical(budget=30dB, fixed=5dB, pass=0.01dB, resonators=64)", 16)
     assert lossy.ring is not None and lossy.ring.most_hops == 39  # 25 dB at 0.64 dB a hop
@@ -136,3 +136,40 @@ def test_light_is_proven_before_it_is_believed():
         place.prove(replace(schedule, notes=twice))
     with pytest.raises(ConfigError, match="take a schedule with shorter paths"):
         parse_place("optical(most_hops=5)", 100).prove(tree(100))
+
+
+def test_a_network_is_values_in_json():
+    light = parse_place("optical(nodes=9, wavelengths=4, rate=40Gbit/s, setup=1ms, hop=5ns, transceivers=2)")
+    assert light.ring == OpticalRing(9, 4, 40e9, 1e-3, hop_s=5e-9, transceivers=2)
+    assert light.as_record() == {
+        "kind": "optical",
+        "nodes": 9,
+        "wavelengths": 4,
+        "rate_bps": 40e9,
+        "setup_s": 1e-3,
+        "most_hops": None,
+        "hop_s": 5e-9,
+        "transceivers": 2,
+        "stripe": False,
+        "text": light.text,
+    }
+    assert "2 senders and receivers a node" in light.text
+    assert parse_place("optical(transceivers=all)", 8).ring == OpticalRing(8)
+    wires = parse_place("two_racks(nodes=4, rate=10Gbit, uplink_rate=2.5Gbit, latency=5us)").as_record()
+    assert (wires["kind"], wires["nodes"], wires["switches"], wires["links"]) == ("graph", 4, 2, 5)
+    assert (wires["rate_bps"], wires["most_rate_bps"]) == (2.5e9, 10e9)
+    assert (wires["latency_s"], wires["most_latency_s"]) == (pytest.approx(5e-6), pytest.approx(5e-6))
+
+
+@pytest.mark.parametrize("field", ["rate_bps", "setup_s", "hop_s"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_an_optical_ring_takes_finite_numbers_only(field, value):
+    with pytest.raises(ConfigError, match="and finite"):
+        OpticalRing(8, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["nodes", "wavelengths", "most_hops", "transceivers"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, 10**20])
+def test_an_optical_ring_counts_in_whole_numbers(field, value):
+    with pytest.raises(ConfigError, match=f"{field}={value}; give 1 or more"):
+        OpticalRing(**({"nodes": 8} | {field: value}))

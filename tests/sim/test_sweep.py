@@ -1,9 +1,11 @@
 """Sweeps: a record a point, points that are known are not computed again, 100,000 ranks."""
 
 import json
+import os
 
 import pytest
 
+from tacit.cli import main
 from tacit.errors import ConfigError
 from tacit.records import Recorder
 from tacit.sim.sweep import Point, known, points, sweep
@@ -36,6 +38,7 @@ def test_a_record_has_the_cost_its_check_its_bound_and_what_it_took(tmp_path):
     )
     assert record["took_s"] > 0 and record["peak_nbytes"] > 1e6
     assert json.loads((tmp_path / "a.jsonl").read_text())["schedule"] == "ring"
+    assert record["network"]["rate_bps"] == 10e9 and record["network"]["latency_s"] == pytest.approx(5e-6)
 
 
 def test_what_is_known_is_not_computed_again_and_a_torn_line_is(tmp_path):
@@ -62,10 +65,42 @@ def test_a_refusal_is_a_record_and_is_tried_again(tmp_path):
 def test_a_file_that_holds_no_records_is_left_alone(tmp_path):
     path = tmp_path / "diary.txt"
     path.write_text("dear diary\n")
-    with pytest.raises(ConfigError, match="holds no record"):
+    with pytest.raises(ConfigError, match="holds no record of a sweep"):
         known(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         known(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        '{"a": 1}\n',
+        '{"time": 1, "kind": "start", "run": "x", "command": "tacit demo"}\n',
+        "5\n",
+        "[]\n",
+        "null\n",
+        "\n",
+        '{"name": "package",\n "version": 1}\n',
+        "a,b\n1,2\n",
+        "\x00\x01",
+        2000 * "[",
+    ],
+)
+def test_a_file_that_no_sweep_wrote_is_refused_and_not_touched(foreign, tmp_path, capsys):
+    path = tmp_path / "theirs.jsonl"
+    path.write_text(foreign)
+    words = ["sim", "sweep", "--schedules", "ring", "--worlds", "4", "--sizes", "1kB", "--on", "star"]
+    assert main([*words, "--out", str(path)]) == 2
+    assert (
+        "holds no record of a sweep; name another file, this one would be spoilt" in capsys.readouterr().err
+    )
+    assert path.read_text() == foreign
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no file"):
+        known(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("schedule", ["ring", "wrht", "hierarchical", "tree"])

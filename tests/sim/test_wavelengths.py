@@ -54,6 +54,37 @@ def test_every_assignment_passes_the_check_and_wastes_little(made, w, stripe):
         assert light.stripes.min() >= max(1, w // (2 * peak))
 
 
+@given(made=stages(), w=st.integers(1, 9), senders=st.integers(1, 4), stripe=st.booleans())
+@settings(max_examples=250, deadline=None, derandomize=True)
+def test_no_node_drives_more_wavelengths_than_it_has_transceivers(made, w, senders, stripe):
+    n, stage, way = made
+    ring = OpticalRing(n, w, transceivers=senders)
+    light = assign(stage, ring, clockwise=way, stripe=stripe)
+    check(stage, light, ring)
+    for end in (stage.src, stage.dst):
+        for part in range(light.parts):
+            assert np.bincount(end, np.where(light.part == part, light.stripes, 0)).max() <= senders
+    assert light.parts >= max(-(-np.bincount(end).max() // senders) for end in (stage.src, stage.dst))
+
+
+def test_a_node_with_too_few_transceivers_serves_the_rest_in_further_parts():
+    star = Stage.of(np.arange(1, 9), 0)
+    parts = [assign(star, OpticalRing(9, 8, transceivers=t)).parts for t in (1, 2, 3, 4, 8, None)]
+    assert parts == [8, 4, 3, 2, 1, 1]
+    pair = Stage.of([0], [1])
+    stripes = [
+        assign(pair, OpticalRing(9, 8, transceivers=t), stripe=True).stripes[0] for t in (1, 3, 8, None)
+    ]
+    assert stripes == [1, 3, 8, 8]
+    every = Stage.of(*(np.array([(a, b) for a in range(9) for b in range(9) if a != b]).T))
+    assert [assign(every, OpticalRing(9, 64, transceivers=t)).parts for t in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    light = assign(star, OpticalRing(9, 8))
+    with pytest.raises(
+        ScheduleError, match="node 0 receives on 8 wavelengths at once in part 0; it has 3 transceivers"
+    ):
+        check(star, light, OpticalRing(9, 8, transceivers=3))
+
+
 @given(made=stages(), w=st.integers(1, 6), data=st.data())
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_the_check_agrees_with_counting_every_wavelength_on_every_arc(made, w, data):

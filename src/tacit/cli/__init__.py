@@ -6,8 +6,10 @@ Building the parser imports every verb's file and nothing heavy: torch and rich 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module, metadata
 
 from tacit.errors import TacitError
@@ -21,19 +23,33 @@ VERBS = {
     "aggregate": "tacit.cli.aggregate",
     "store": "tacit.cli.store",
 }
+BROKEN_PIPE = 141  # as a shell counts SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, 2 something the user can correct, 130 interrupted."""
+    """The exit code: 0 done, 1 a bug in tacit, 2 something the user can correct, 130 interrupted, 141 nobody reads the output.
+
+    What a verb returns is its own. With TACIT_DEBUG=1 a bug ends in its traceback.
+    """
     args = build_parser().parse_args(argv)
     try:
-        return int(import_module(VERBS[args.verb]).run(args))
+        code = int(import_module(VERBS[args.verb]).run(args))
+        sys.stdout.flush()
+        return code
     except TacitError as error:
         print(f"tacit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
         print("; ".join(["tacit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("TACIT_DEBUG"):
+            raise
+        print(f"tacit: {_unexpected(error)}", file=sys.stderr)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,6 +65,21 @@ def build_parser() -> argparse.ArgumentParser:
     for module in VERBS.values():
         import_module(module).add_parser(subparsers)
     return parser
+
+
+def _unexpected(error: Exception) -> str:
+    """One sentence for what no verb foresaw."""
+    said = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__
+    return f"{what}; this is a bug in tacit: run it again with TACIT_DEBUG=1 for the traceback, and report it"
+
+
+def _drop_output() -> None:
+    """Nobody reads standard output any more: what is still buffered must not fail again when Python ends."""
+    with suppress(OSError, ValueError):  # what has no file number, as in a test, cannot fail again
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _version() -> str:

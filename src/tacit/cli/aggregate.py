@@ -193,8 +193,14 @@ def _parent(args: argparse.Namespace) -> Parent | None:
 
 
 def _plane(args: argparse.Namespace, listen: Address) -> AnyPlane:
+    from tacit.aggregator.wire import MOST_SLOTS
+
     if args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs}: at least one")
+    if not 1 <= args.slots <= MOST_SLOTS:
+        raise ConfigError(f"--slots {args.slots}: a plane has 1 to {MOST_SLOTS}")
+    if not 1 <= args.threads <= 64:
+        raise ConfigError(f"--threads {args.threads}: a plane has 1 to 64")
     if args.plane == "user":
         if args.interfaces:
             raise ConfigError("--interfaces is for --plane kernel; the user plane serves all of them")

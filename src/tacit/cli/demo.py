@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tacit.report import Row
 
 MAX_RANKS = 64
+MAX_STEPS = 10_000_000
+MAX_RATE_BPS = 1e12
 CAPTION = (
     "* computed, as a ring all-reduce sends 2(n-1)/n of the payload; the other bytes are counted as they leave. "
     "100 Mbit, 1 Gbit: the time one step's bytes would need on such a link, computed. ↓ worse than plain DDP."
@@ -144,12 +146,12 @@ def _on_network(order: Order, rate: str, as_json: bool) -> int:
 def check(args: argparse.Namespace) -> Order:
     """The order these arguments make; raises `ConfigError` before anything is started or written."""
     rate = None if args.loopback else args.rate
-    if rate:
-        parse_rate(rate)
+    if rate is not None and not 0 < parse_rate(rate) <= MAX_RATE_BPS:
+        raise ConfigError(f"--rate {rate}: choose a rate above 0, up to 1Tbit")
     if not 1 <= args.ranks <= MAX_RANKS:
         raise ConfigError(f"--ranks {args.ranks}: choose 1 to {MAX_RANKS}, each is a process on this machine")
-    if args.steps is not None and args.steps < 1:
-        raise ConfigError(f"--steps {args.steps}: at least one step is needed")
+    if args.steps is not None and not 1 <= args.steps <= MAX_STEPS:
+        raise ConfigError(f"--steps {args.steps}: at least one step is needed, and at most {MAX_STEPS:,}")
     refusal = _no_network() if rate else None
     rate = rate if refusal is None else None
     named = (

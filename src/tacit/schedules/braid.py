@@ -26,7 +26,7 @@ right, 0 in the middle gap): different nodes have different z, and the cheapest 
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import comb, log2
+from math import comb, log2, prod
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ Bools = NDArray[np.bool_]
 Pair = tuple[Ints, Ints]
 _MOST_TRANSFERS = 20_000_000
 _MOST_DEPTH = 900  # the tree is built by recursion
+_MOST_BLOCK = 10_000_000
 
 
 def braid(world: int, *, levels: str | None = None, strands: int | None = None) -> Schedule:
@@ -74,10 +75,16 @@ def default_levels(world: int) -> str:
 
 def parse_levels(text: str) -> list[tuple[int | None, int]]:
     """`"5/2 */7"` -> [(5, 2), (None, 7)]; the last level must be `*`."""
+    if not isinstance(text, str):
+        raise ConfigError(f"braid: levels={text!r}: give text, such as '5/2 */7'")
     levels = [_parse_level(item, text) for item in text.split()]
     if not levels or levels[-1][0] is not None or any(group is None for group, _ in levels[:-1]):
         raise ConfigError(
             f"braid: levels={text!r}: the last level, and no other, joins all that are left: write it as */depth"
+        )
+    if (block := prod(group for group, _ in levels if group)) > _MOST_BLOCK:
+        raise ConfigError(
+            f"braid: levels={text!r}: inner groups hold {block:,} nodes together; the limit is {_MOST_BLOCK:,}"
         )
     return levels
 

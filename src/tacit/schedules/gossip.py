@@ -12,7 +12,10 @@ random matching of an odd world just one rank.
 
 import numpy as np
 
+from tacit.errors import ConfigError
 from tacit.schedules.schedule import Phase, Schedule, Stage, check_option, check_world
+
+_MOST_TRANSFERS = 20_000_000
 
 
 def exponential_gossip(world: int) -> Schedule:
@@ -27,6 +30,10 @@ def exponential_gossip(world: int) -> Schedule:
 def random_gossip(world: int, *, stages: int = 1, seed: int = 0) -> Schedule:
     world = check_world(world, "random_gossip")
     stages = check_option("random_gossip", "stages", stages, least=1)
+    if stages * world > _MOST_TRANSFERS:
+        raise ConfigError(
+            f"random_gossip: {stages} stages of {world} ranks are too many transfers to write out; the limit is {_MOST_TRANSFERS // world} stages"
+        )
     seed = check_option("random_gossip", "seed", seed, least=0)
     rng, half, phases = np.random.default_rng(seed), world // 2, []
     for _ in range(stages if half else 0):

@@ -15,6 +15,7 @@ The form is checked here; `schedule.verify()` then proves that it does what `goa
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,7 +31,7 @@ _VERBS = {"add": True, "copy": False}
 def load(path: str | Path) -> Schedule:
     """The schedule in a .json or .toml file; its name is the file's unless it gives one. Not verified yet."""
     path = Path(path)
-    readers = {".json": json.loads, ".toml": tomllib.loads}
+    readers: dict[str, Callable[[str], Any]] = {".json": _from_json, ".toml": tomllib.loads}
     if path.suffix not in readers:
         raise ConfigError(f"{path}: a schedule is read from a .json or .toml file; rename it")
     try:
@@ -44,6 +45,17 @@ def load(path: str | Path) -> Schedule:
     if isinstance(data, dict):
         data.setdefault("name", path.stem)
     return from_data(data)
+
+
+def _from_json(text: str) -> Any:
+    """As json.loads, but a key that is given twice is refused, as in TOML."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError(f"of {', '.join(key for key, _ in pairs)} one is given twice")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=table)
 
 
 def from_data(data: Any) -> Schedule:

@@ -22,6 +22,8 @@ from tacit.errors import ConfigError
 
 Ints = NDArray[np.int64]
 Goal = Literal["sum", "gather", "exchange", "meet"]
+MOST_RANKS = 10_000_000  # a schedule's arrays are about as long as its ranks are many
+MOST_INT = 2**62  # what fits into the arrays, with room to add
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,13 +139,17 @@ def check_world(world: int, name: str, least: int = 1) -> int:
     """`world` as a plain int; refuses one that no schedule can serve."""
     if not is_whole(world) or world < least:
         raise ConfigError(f"{name}: world={world!r}: give a whole number of ranks, {least} or more")
+    if world > MOST_RANKS:
+        raise ConfigError(f"{name}: world={world}: a schedule serves {MOST_RANKS:,} ranks at most")
     return int(world)
 
 
 def check_option(name: str, option: str, value: object, least: int, most: int | None = None) -> int:
     """The option's value as a plain int; refuses what is no whole number from `least` to `most`."""
-    if not is_whole(value) or value < least or (most is not None and value > most):
-        limit = f"{least} or more" if most is None else f"from {least} to {most}"
+    if not is_whole(value) or not least <= value <= (MOST_INT if most is None else most):
+        limit = f"from {least} to {most}" if most is not None else f"{least} or more"
+        if most is None and is_whole(value) and value > MOST_INT:
+            limit = f"{MOST_INT} or less"
         raise ConfigError(f"{name}: {option}={value!r}: give a whole number, {limit}")
     return int(value)
 

@@ -11,6 +11,7 @@ two stages to compute, not 33 million transfers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -55,8 +56,8 @@ def cost(
     rate), "hosts" on the hosts after the ranks (its own link limits it); or the names of the nodes. Every message costs
     its sender `overhead_s`, one after another. `simgrid`: as SimGrid's model of TCP sees it.
     """
-    if not nbytes >= 0 or overhead_s < 0:
-        raise ConfigError(f"{nbytes} bytes, {overhead_s} s a message: neither may be negative")
+    if not 0 <= nbytes < inf or not 0 <= overhead_s < inf:
+        raise ConfigError(f"{nbytes} bytes, {overhead_s} s a message: neither may be negative, or infinite")
     place = _places(schedule, network, aggregators_on)
     chunk_nbytes = nbytes / max(1, schedule.chunks)
     known: dict[tuple[bytes, ...], StageCost] = {}

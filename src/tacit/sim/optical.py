@@ -9,7 +9,7 @@ phase are alike and are costed once, so a ring of 4096 nodes is two stages to co
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, inf
 
 import numpy as np
 
@@ -35,9 +35,13 @@ class PowerBudget:
 
     def __post_init__(self) -> None:
         losses = (self.fixed_db, self.pass_db, self.propagation_db)
-        if min(losses) < 0 or self.resonators < 0:
+        if (
+            not all(0 <= loss < inf for loss in losses)
+            or self.resonators < 0
+            or not -inf < self.budget_db < inf
+        ):
             raise ConfigError(
-                f"losses of {losses} dB over {self.resonators} resonators a node: none may be negative"
+                f"losses of {losses} dB over {self.resonators} resonators a node, of {self.budget_db} dB: none may be negative or infinite"
             )
         if self.most_hops is not None and self.most_hops < 1:
             raise ConfigError(
@@ -57,16 +61,14 @@ class PowerBudget:
         return floor(left / self.hop_db + 1e-9)
 
 
-def cost(
-    schedule: Schedule, nbytes: float, ring: OpticalRing, *, stripe: bool = False, hop_s: float = 0.0
-) -> Cost:
+def cost(schedule: Schedule, nbytes: float, ring: OpticalRing, *, stripe: bool = False) -> Cost:
     """The time of `schedule` for one vector of `nbytes`, stage by stage.
 
-    `stripe` spreads transfers over idle wavelengths. `hop_s` is the light's time from node to node (5 ns a metre of fibre); the
-    papers count 0. A path beyond the ring's `most_hops` is refused, by name. O(transfers), by symmetry of the phases.
+    `stripe` spreads transfers over idle wavelengths. A path beyond the ring's `most_hops` is refused, by name. O(transfers), by
+    symmetry of the phases.
     """
-    if not nbytes >= 0 or hop_s < 0:
-        raise ConfigError(f"{nbytes} bytes, {hop_s} s a hop: neither may be negative")
+    if not 0 <= nbytes < inf:
+        raise ConfigError(f"{nbytes} bytes: give a finite size that is not negative")
     if schedule.nodes > ring.nodes:
         raise ConfigError(
             f"{schedule.name} has {schedule.nodes} nodes, the optical ring {ring.nodes}; give the ring as many"
@@ -82,23 +84,28 @@ def cost(
             light = assign(
                 phase.stage, ring, clockwise=clockwise, wavelength=wavelength, stripe=stripe, known=known
             )
-            stages.append(_stage_cost(phase.stage, phase.times, light, chunk_nbytes, ring, hop_s))
+            stages.append(_stage_cost(phase.stage, phase.times, light, chunk_nbytes, ring))
     return Cost(schedule.name, schedule.world, nbytes, tuple(stages))
 
 
 def rescaled(found: Cost, nbytes: float, was: OpticalRing, ring: OpticalRing) -> Cost:
-    """`found`, costed on the ring `was`, for another vector, rate and set-up; nodes and wavelengths must be the same. O(stages).
+    """`found`, costed on the ring `was`, for another vector, rate, set-up and time a hop. O(stages).
 
-    The light does not depend on them, so a sweep over models and rates assigns wavelengths once.
+    The light depends on none of these, so a sweep over models and rates assigns wavelengths once. Nodes, wavelengths and
+    transceivers must be the same.
     """
-    if (was.nodes, was.wavelengths) != (ring.nodes, ring.wavelengths) or not found.nbytes > 0:
+    if (was.nodes, was.wavelengths, was.lasers) != (
+        ring.nodes,
+        ring.wavelengths,
+        ring.lasers,
+    ) or not found.nbytes > 0:
         raise ConfigError(
-            "a cost can be rescaled on a ring of as many nodes and wavelengths, from a vector that is not empty"
+            "a cost can be rescaled on a ring of as many nodes, wavelengths and transceivers, from a vector that is not empty"
         )
     bigger, faster = nbytes / found.nbytes, ring.rate_bps / was.rate_bps
     stages = (
         replace(
-            stage, nbytes=stage.nbytes * bigger, latency_s=stage.latency_s + ring.setup_s - was.setup_s,
+            stage, nbytes=stage.nbytes * bigger, latency_s=ring.setup_s + (stage.hops or 0) * ring.hop_s,
             transfer_s=stage.transfer_s * bigger / faster,
         )
         for stage in found.stages
@@ -121,7 +128,7 @@ def too_long(schedule: Schedule, ring: OpticalRing) -> Iterator[str]:
 
 
 def _stage_cost(
-    stage: Stage, times: int, light: Assignment, chunk_nbytes: float, ring: OpticalRing, hop_s: float
+    stage: Stage, times: int, light: Assignment, chunk_nbytes: float, ring: OpticalRing
 ) -> StageCost:
     stripes = light.stripes
     slow, hops = int((stage.count / stripes).argmax()), int(light.paths.hops.max())
@@ -129,7 +136,7 @@ def _stage_cost(
         times=times,
         transfers=len(stage),
         nbytes=float(stage.count.max()) * chunk_nbytes,
-        latency_s=ring.setup_s + hops * hop_s,
+        latency_s=ring.setup_s + hops * ring.hop_s,
         transfer_s=8 * float(stage.count[slow]) * chunk_nbytes / (float(stripes[slow]) * ring.rate_bps),
         limit=_limit(light, ring, int(stripes[slow])),
         parts=light.parts,

@@ -12,6 +12,7 @@ One codec and one wire, as in exchange.py; both run beside the computation and d
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from typing import Any, Literal
 
 from tacit.errors import ConfigError
@@ -102,9 +103,9 @@ def step_time(
     """
     codec = codec or CodecCost()
     first_bucket_nbytes = bucket_nbytes if first_bucket_nbytes is None else first_bucket_nbytes
-    if min(bucket_nbytes, first_bucket_nbytes) < 1 or slowest <= 0:
+    if min(bucket_nbytes, first_bucket_nbytes) < 1 or not 0 < slowest < inf:
         raise ConfigError(
-            f"buckets of {bucket_nbytes} bytes, the first {first_bucket_nbytes}, slowest={slowest:g}: all must be above 0"
+            f"buckets of {bucket_nbytes} bytes, the first {first_bucket_nbytes}, slowest={slowest:g}: all must be above 0, and finite"
         )
     compute, ready_s = _compute(workload, slowest)
     buckets = [

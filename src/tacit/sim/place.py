@@ -4,15 +4,16 @@
     optical(wavelengths=64, rate=40GB/s, setup=25us)      an optical ring; the rate is one wavelength's
 
 What says how many nodes there are may be left out: then there are as many as ranks. An optical ring also takes hop=5ns (the
-light's time from node to node), and how far light goes: most_hops=100, or the losses that decide it: budget=30dB, fixed=5dB,
-pass=0.01dB, resonators=64 (passed at every node), propagation=0dB.
+light's time from node to node), transceivers=4 (senders of a node, and as many receivers; all: as many as wavelengths), and how far
+light goes: most_hops=100, or the losses that decide it: budget=30dB, fixed=5dB, pass=0.01dB, resonators=64 (passed at every
+node), propagation=0dB.
 """
 
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import isqrt
+from dataclasses import asdict, dataclass
+from math import inf, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from tacit.sim import electrical, optical
 from tacit.sim.bounds import lower_bounds
 from tacit.sim.cost import Cost
 from tacit.sim.wavelengths import check_schedule
-from tacit.topology import NETWORKS, Network, OpticalRing
+from tacit.spelling import check_length, named_once
+from tacit.topology import NETWORKS, Floats, Network, OpticalRing
 from tacit.topology_files import parse_network
 from tacit.units import parse_rate, parse_time, time_text
 
@@ -33,11 +35,10 @@ _CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A network, and how it is used: `stripe` spreads transfers over idle wavelengths, `hop_s` is the light's time a hop."""
+    """A network, and how it is used: `stripe` spreads transfers over idle wavelengths."""
 
     network: Network | OpticalRing
     stripe: bool = False
-    hop_s: float = 0.0
     aggregators_on: str = "switches"
 
     @property
@@ -63,14 +64,39 @@ class Place:
             f"set-up {time_text(ring.setup_s)} a stage",
         ]
         words += [f"light goes {ring.most_hops} hops"] if ring.most_hops is not None else []
-        words += [f"{time_text(self.hop_s)} a hop"] if self.hop_s else []
+        words += [f"{time_text(ring.hop_s)} a hop"] if ring.hop_s else []
+        words += (
+            [f"{ring.transceivers} senders and receivers a node"] if ring.transceivers is not None else []
+        )
         words += ["transfers striped over idle wavelengths"] if self.stripe else []
         return ", ".join(words)
+
+    def as_record(self) -> dict[str, Any]:
+        """The network as values, for JSON; `text` says the same for people.
+
+        `rate_bps` and `latency_s` of an electrical network are those of its slowest and its shortest link; `most_` is the other
+        end. `transceivers` null: no limit.
+        """
+        ring = self.ring
+        if ring is not None:
+            return {"kind": "optical", **asdict(ring), "stripe": self.stripe, "text": self.text}
+        assert isinstance(self.network, Network)
+        return {
+            "kind": self.network.kind,
+            "name": str(self.network),
+            "nodes": len(self.network.hosts),
+            "switches": len(self.network.switches),
+            "links": len(self.network.ends),
+            **_extremes("rate_bps", self.network.rate_bps),
+            **_extremes("latency_s", self.network.latency_s),
+            "aggregators_on": self.aggregators_on,
+            "text": self.text,
+        }
 
     def cost(self, schedule: Schedule, nbytes: float) -> Cost:
         """What `schedule` takes here for a vector of `nbytes`."""
         if isinstance(self.network, OpticalRing):
-            return optical.cost(schedule, nbytes, self.network, stripe=self.stripe, hop_s=self.hop_s)
+            return optical.cost(schedule, nbytes, self.network, stripe=self.stripe)
         return electrical.cost(schedule, nbytes, self.network, aggregators_on=self.aggregators_on)
 
     def prove(self, schedule: Schedule) -> None:
@@ -118,10 +144,10 @@ def parse_place(
 ) -> Place:
     """The place that `text` names, with room for `world` ranks where it does not say how much room there is."""
     text = _line_of(text.strip())
+    check_length(text, "network")
     match = _CALL.fullmatch(text)
     if match is not None and match[1] == "optical":
-        ring, hop_s = _optical(text, match[2] or "", world)
-        return Place(ring, stripe, hop_s)
+        return Place(_optical(text, match[2] or "", world), stripe)
     if match is not None and not text.endswith(".toml") and match[1] not in NETWORKS:
         hint = did_you_mean(match[1], (*NETWORKS, "optical"))
         raise ConfigError(f"unknown network {match[1]!r}; {hint}known are {', '.join(NETWORKS)} and optical")
@@ -166,7 +192,7 @@ def _sized(match: re.Match[str], text: str, world: int) -> str:
         "fat_tree": ("k", str(next(k for k in range(2, 4 * world + 4, 2) if k**3 // 4 >= world))),
         "torus": ("dims", "x".join(map(str, _squarest(world)))),
     }
-    hosts = re.search(r"\bhosts\s*=\s*(\d+)", options)
+    hosts = re.search(r"\bhosts\s*=\s*([0-9]{1,15})\b", options)
     if hosts is not None and int(hosts[1]) > 0:
         missing["leaf_spine"] = ("leaves", str(-(-world // int(hosts[1]))))
     if name not in missing or missing[name][0] in given:
@@ -200,6 +226,11 @@ def _electrical_bound_s(network: Network, schedule: Schedule, nbytes: float) -> 
     return max(one_s, all_s) + (float(least_s.min()) if links else 0.0)
 
 
+def _extremes(name: str, values: Floats) -> dict[str, float | None]:
+    low, high = (float(values.min()), float(values.max())) if len(values) else (None, None)
+    return {name: low, f"most_{name}": high}
+
+
 def _span(values: Any, words: Callable[[float], str]) -> str:
     return words(values[0]) if len(values) == 1 else f"{words(values[0])} to {words(values[-1])}"
 
@@ -211,11 +242,18 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _all_or_whole(text: str) -> int | None:
+    return None if text == "all" else int(text)
+
+
 def _decibels(text: str) -> float:
     number, unit = text[:-2].strip(), text[-2:]
     if unit != "dB":
         raise ConfigError(f"loss {text!r} has no unit; write for example 30dB")
-    return float(number)
+    loss = float(number)
+    if not 0 <= loss < inf:
+        raise ConfigError(f"loss {text!r} must be 0 or more, and finite")
+    return loss
 
 
 _RING: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -225,6 +263,7 @@ _RING: dict[str, tuple[str, Callable[[str], Any]]] = {
     "setup": ("setup_s", parse_time),
     "most_hops": ("most_hops", _whole),
     "hop": ("hop_s", parse_time),
+    "transceivers": ("transceivers", _all_or_whole),
 }
 _LOSS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "budget": ("budget_db", _decibels),
@@ -237,11 +276,12 @@ _LOSS: dict[str, tuple[str, Callable[[str], Any]]] = {
 OPTICAL_OPTIONS = (*_RING, *_LOSS)
 
 
-def _optical(text: str, options: str, world: int | None) -> tuple[OpticalRing, float]:
-    """The ring, and the light's time a hop."""
+def _optical(text: str, options: str, world: int | None) -> OpticalRing:
     ring: dict[str, Any] = {}
     loss: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in options.split(","))):
+    parts = [part.strip() for part in options.split(",") if part.strip()]
+    named_once((part.partition("=")[0].strip() for part in parts), f"network {text!r}")
+    for part in parts:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         known = _RING | _LOSS
         if not equals or key not in known:
@@ -254,7 +294,6 @@ def _optical(text: str, options: str, world: int | None) -> tuple[OpticalRing, f
             raise ConfigError(
                 f"network {text!r}: {key}={value} is no number; write for example {key}=64"
             ) from cause
-    hop_s = ring.pop("hop_s", 0.0)
     if "nodes" not in ring and world is None:
         raise ConfigError(f"network {text!r} does not say how many nodes; give --world, or nodes=...")
     if loss:
@@ -263,7 +302,7 @@ def _optical(text: str, options: str, world: int | None) -> tuple[OpticalRing, f
         raise ConfigError(
             f"network {text!r}: most_hops={ring['most_hops']}: light that reaches a neighbour goes 1 hop or more"
         )
-    return OpticalRing(**({"nodes": world} | ring)), hop_s
+    return OpticalRing(**({"nodes": world} | ring))
 
 
 def _most_hops(loss: dict[str, Any], text: str) -> int | None:

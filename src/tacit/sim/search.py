@@ -4,7 +4,8 @@
     2. the best of them, with several numbers of strands: the true load of every arc (one strand's, turned: a convolution)
     3. the best of those: built, wavelengths assigned, costed
 
-A braid's stages and its share of x / w do not depend on the vector, so the sieves are remembered between searches on one ring.
+A braid's stages, its share of x / w and how far its light travels do not depend on the vector, so the sieves are remembered between
+searches on one ring. The first sieve leaves propagation out: in whatever stages, light goes about once round the ring in all.
 """
 
 from collections import Counter
@@ -23,6 +24,7 @@ from tacit.schedules.schedule import Schedule
 from tacit.sim.bounds import Bounds, lower_bounds
 from tacit.sim.cost import Cost
 from tacit.sim.optical import cost, rescaled
+from tacit.sim.rivals import unit_ring
 from tacit.sim.wavelengths import check_schedule
 from tacit.topology import OpticalRing
 
@@ -32,6 +34,7 @@ _GROUPS = (
 )  # fmt: skip
 _MOST_BLOCK = 100  # nodes in an inner block: each should see a strand at each of its places
 _MOST_DEPTH = 64
+MOST_FINALISTS, MOST_SEARCHED = 1000, 200_000
 _MOST_IDEAL = 60
 _LARGE = 8192  # nodes; beyond, fewer candidates
 _MOST_TRANSFERS = 1_500_000
@@ -54,22 +57,29 @@ class Found:
         """How many times the combined lower bound it takes."""
         return self.cost.time_s / self.bounds.combined_s if self.bounds.combined_s else 1.0
 
+    @property
+    def text(self) -> str:
+        """The braid as it is typed."""
+        return f"braid(levels='{self.levels}', strands={self.strands})"
+
     def schedule(self) -> Schedule:
         return braid(self.cost.world, levels=self.levels, strands=self.strands)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Time = stages x set-up + share x (x / w), whatever the vector."""
+    """Time = stages x set-up + share x (x / w) + travel x time a hop, whatever the vector."""
 
     levels: str
     strands: int
     stages: float
     share: float
     hops: float = 0  # the longest path, about
+    travel: float = 0  # the longest paths of all stages together
 
-    def time_s(self, setup_s: float, share_s: float) -> float:
-        return self.stages * setup_s + self.share * share_s
+    def time_s(self, nbytes: float, ring: OpticalRing) -> float:
+        share_s = 8 * nbytes / ring.rate_bps / ring.wavelengths
+        return self.stages * ring.setup_s + self.share * share_s + self.travel * ring.hop_s
 
 
 def search(world: int, nbytes: float, ring: OpticalRing, *, finalists: int = 4, proven: bool = True) -> Found:
@@ -82,30 +92,30 @@ def search(world: int, nbytes: float, ring: OpticalRing, *, finalists: int = 4, 
         raise ConfigError(
             f"search among {world} ranks on a ring of {ring.nodes} nodes; give the ring as many nodes"
         )
-    if finalists < 1:
-        raise ConfigError(f"finalists={finalists}: give 1 or more")
+    if world > MOST_SEARCHED:
+        raise ConfigError(f"search among {world:,} ranks takes hours; the limit is {MOST_SEARCHED:,}")
+    if not 1 <= finalists <= MOST_FINALISTS:
+        raise ConfigError(f"finalists={finalists}: give 1 or more, up to {MOST_FINALISTS}")
+    light = unit_ring(ring)
 
     def time_s(plan: _Plan) -> float:
-        return plan.time_s(ring.setup_s, 8 * nbytes / ring.rate_bps / ring.wavelengths)
+        return plan.time_s(nbytes, ring)
 
     reach = world if ring.most_hops is None else ring.most_hops
     ideal = sorted((plan for plan in _ideal(world) if plan.hops <= reach), key=time_s)[
         : _MOST_IDEAL if world <= _LARGE else _MOST_IDEAL // 6
     ]
-    loaded = [plan for one in ideal for plan in _loaded(world, one.levels, ring.wavelengths, ring.most_hops)]
+    loaded = [plan for one in ideal for plan in _loaded(one.levels, light)]
     if not loaded:
         raise ConfigError(
             f"no braid of {world} nodes has paths of {ring.most_hops} hops or fewer; raise most_hops"
         )
     last = _varied(sorted(loaded, key=time_s), finalists)
-    best = min(
-        (_built(world, plan.levels, plan.strands, ring.wavelengths) for plan in last),
-        key=lambda found: time_s(found[0]),
-    )
+    built = [(plan, rescaled(_built(plan.levels, plan.strands, light), nbytes, light, ring)) for plan in last]
+    best, found = min(built, key=lambda candidate: candidate[1].time_s)
     if proven:
-        prove(world, best[0].levels, best[0].strands, ring.wavelengths)
-    found = rescaled(best[1], nbytes, _unit(world, ring.wavelengths), ring)
-    return Found(best[0].levels, best[0].strands, found, lower_bounds(world, nbytes, ring))
+        prove(best.levels, best.strands, light)
+    return Found(best.levels, best.strands, found, lower_bounds(world, nbytes, ring))
 
 
 def _varied(plans: list[_Plan], most: int) -> list[_Plan]:
@@ -120,17 +130,17 @@ def _varied(plans: list[_Plan], most: int) -> list[_Plan]:
 
 
 @lru_cache(maxsize=256)
-def prove(world: int, levels: str, strands: int, wavelengths: int) -> None:
+def prove(levels: str, strands: int, ring: OpticalRing) -> None:
     """Raises ScheduleError unless the braid sums everything once and no light collides.
 
     Exactly, up to 4096 nodes; beyond, every rank holds a random 64-bit number, and the sums must agree.
     """
-    made = braid(world, levels=levels, strands=strands)
-    if world <= 4096:
+    made = braid(ring.nodes, levels=levels, strands=strands)
+    if ring.nodes <= 4096:
         made.verify()
     else:
         check_by_numbers(made)
-    check_schedule(made, OpticalRing(world, wavelengths), stripe=True)
+    check_schedule(made, ring, stripe=True)
 
 
 def check_by_numbers(schedule: Schedule) -> None:
@@ -197,27 +207,50 @@ def _inner(world: int) -> Iterator[tuple[tuple[int, int], ...]]:
 
 
 @lru_cache(maxsize=4096)
-def _loaded(world: int, levels: str, wavelengths: int, most_hops: int | None) -> tuple[_Plan, ...]:
+def _loaded(levels: str, ring: OpticalRing) -> tuple[_Plan, ...]:
     """`levels` with several numbers of strands, by their true loads; none if a path is too long."""
+    world, w = ring.nodes, ring.wavelengths
     stages = _profiles(world, levels)
-    if most_hops is not None and max((hops for _, _, hops in stages), default=0) > most_hops:
+    if ring.most_hops is not None and max((stage.hops for stage in stages), default=0) > ring.most_hops:
         return ()
-    plans = []
-    for strands in _strand_counts(world, levels, stages, wavelengths):
+    plans: list[_Plan] = []
+    for strands in _strand_counts(levels, stages, ring):
         marks = np.fft.rfft(np.bincount(turns(world, parse_levels(levels), strands), minlength=world))
-        parts, share = 0, 0.0
-        for profile, block, _ in stages:
-            peak = ceil(1.01 * float(np.fft.irfft(profile * marks, world, axis=-1).max()) - 1e-6)
-            now = ceil(peak / wavelengths)
-            alike = max(1, strands // block)
-            stripes = (wavelengths * alike // ceil(peak / now)) / alike
-            parts, share = parts + now, share + now * wavelengths / (strands * stripes)
-        plans.append(_Plan(levels, strands, 2 * parts, 2 * share))
+        parts, share, travel = 0, 0.0, 0
+        for stage in stages:
+            alike = max(1, strands // stage.block)
+            peak = ceil(1.01 * _most(stage.load * marks, world) - 1e-6)
+            busy = ceil(_most(stage.sent * marks, world) / alike - 1e-6)  # transfers out of one node
+            now = max(ceil(peak / w), ceil(busy / ring.lasers))
+            stripes = (w * alike // ceil(peak / now)) / alike
+            if ring.transceivers is not None:
+                stripes = min(stripes, max(1, ring.lasers // ceil(busy / now)) / alike)
+            parts, share, travel = (
+                parts + now,
+                share + now * w / (strands * stripes),
+                travel + now * stage.hops,
+            )
+        plans.append(_Plan(levels, strands, 2 * parts, 2 * share, travel=2 * travel))
     return tuple(plans)
 
 
-def _profiles(world: int, levels: str) -> list[tuple[Spectrum, int, int]]:
-    """Of every stage of one strand: the spectrum of its load both ways round, the block after which strands are alike, the longest path."""
+def _most(spectrum: Spectrum, world: int) -> float:
+    return float(np.fft.irfft(spectrum, world, axis=-1).max())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Profile:
+    """A stage of one strand, unturned."""
+
+    load: Spectrum  # of the paths over every arc, both ways round
+    sent: Spectrum  # of the transfers out of every node
+    block: int  # nodes after which strands are alike
+    hops: int  # the longest path
+    transfers: int
+
+
+def _profiles(world: int, levels: str) -> list[_Profile]:
+    """Every stage of one strand."""
     parsed, found = parse_levels(levels), []
     for level, src, dst in strand(world, parsed):
         block = prod(group or world for group, _ in parsed[: level + 1])
@@ -227,34 +260,33 @@ def _profiles(world: int, levels: str) -> list[tuple[Spectrum, int, int]]:
             load[way] = np.cumsum(
                 np.bincount(low[mine], minlength=world + 1) - np.bincount(high[mine], minlength=world + 1)
             )
-        found.append((np.fft.rfft(load[:, :world], axis=-1), block, int((high - low).max())))
+        sent = np.fft.rfft(np.bincount(src, minlength=world))
+        arcs = np.fft.rfft(load[:, :world], axis=-1)
+        found.append(_Profile(arcs, sent, block, int((high - low).max()), len(src)))
     return found
 
 
-def _strand_counts(
-    world: int, levels: str, stages: list[tuple[Spectrum, int, int]], wavelengths: int
-) -> list[int]:
-    """Numbers of strands that about fill the wavelengths of the fullest stage once, twice, ...; whole blocks and not."""
-    block = prod(group for group, _ in parse_levels(levels) if group)
-    load = max((float(profile[:, 0].real.max()) / world for profile, _, _ in stages), default=1.0)
+def _strand_counts(levels: str, stages: list[_Profile], ring: OpticalRing) -> list[int]:
+    """Numbers of strands that about fill the wavelengths of the fullest stage once, twice, ..., or the transceivers of every node;
+    whole blocks and not."""
+    world, block = ring.nodes, prod(group for group, _ in parse_levels(levels) if group)
+    load = max((float(stage.load[:, 0].real.max()) / world for stage in stages), default=1.0)
+    sent = max((stage.transfers / world for stage in stages), default=1.0)
+    room = [ring.wavelengths / load] + ([] if ring.transceivers is None else [ring.lasers / sent])
     most = max(2 * block, min(world, 640, max(64, _MOST_TRANSFERS // world)))
     counts: set[int] = set()
     fills, slacks = (
         ((1, 2, 3, 4, 6, 8), (1.02, 1.06, 1.1, 1.16, 1.25)) if world <= _LARGE else ((1, 2, 4), (1.06, 1.16))
     )
-    for times, slack in product(fills, slacks):
-        strands = min(most, int(wavelengths / (slack * load * times)))
+    for most_strands, times, slack in product(room, fills, slacks):
+        strands = min(most, int(most_strands / (slack * times)))
         counts |= {strands, strands // block * block}
+    if ring.transceivers is not None:  # several turns for the transceivers
+        counts |= {min(most, int(times * room[1])) for times in (2, 3, 4, 6, 8, 12, 16)}
     return sorted(count for count in counts if count >= min(block, world)) or [min(block, world)]
 
 
-def _unit(world: int, wavelengths: int) -> OpticalRing:
-    return OpticalRing(world, wavelengths, rate_bps=8.0, setup_s=1.0)
-
-
 @lru_cache(maxsize=256)
-def _built(world: int, levels: str, strands: int, wavelengths: int) -> tuple[_Plan, Cost]:
-    """The braid's true cost where a set-up and x / w take one second each."""
-    unit = _unit(world, wavelengths)
-    found = cost(braid(world, levels=levels, strands=strands), wavelengths, unit, stripe=True)
-    return _Plan(levels, strands, found.stage_count, found.time_s - found.stage_count), found
+def _built(levels: str, strands: int, unit: OpticalRing) -> Cost:
+    """The braid's true cost for one byte on the unit ring."""
+    return cost(braid(unit.nodes, levels=levels, strands=strands), 1.0, unit, stripe=True)

@@ -7,6 +7,7 @@ with Recorder("runs/sweep.jsonl") as recorder:
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 import warnings
@@ -20,7 +21,8 @@ from tacit.records import Record, Recorder, TornRecordWarning, read
 from tacit.sim.place import parse_place
 from tacit.sim.texts import parse_schedule
 
-KIND = "sim"
+KIND, COMMAND = "sim", "tacit sim sweep"
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +50,49 @@ def points(
 
 
 def known(path: Path) -> dict[Point, Record]:
-    """The points whose time is in the file already; a line that cannot be read counts as missing."""
-    if not path.exists():
+    """The points whose time is in the file already; a line that cannot be read counts as missing.
+
+    Refuses a file that no sweep wrote: records would be added to it, and spoil it.
+    """
+    if not path.exists() or path.is_char_device():  # /dev/null holds nothing
         return {}
     try:
+        _check_ours(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TornRecordWarning)
             records = read(path)
     except OSError as cause:
         raise ConfigError(f"{path}: cannot be read ({cause.strerror}); name another file") from cause
-    if not records and path.stat().st_size:
-        raise ConfigError(f"{path}: holds no record; name another file, this one would be spoilt")
     names = tuple(Point.__dataclass_fields__)
     return {
         Point(**{name: entry[name] for name in names}): entry
         for entry in records
-        if entry.get("kind") == KIND
+        if _is_ours(entry)
         and entry.get("time_s") is not None
-        and all(name in entry for name in names)
+        and all(isinstance(entry.get(name), str | int) for name in names)
     }
+
+
+def _check_ours(path: Path) -> None:
+    """The first line of a sweep's file is one of its records."""
+    if not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path}: is no file; name another one")
+    with path.open("rb") as file:
+        first = file.readline(_LONGEST_LINE)
+    if not first:
+        return
+    try:
+        ours = _is_ours(json.loads(first))
+    except (ValueError, RecursionError):
+        ours = False
+    if not ours:
+        raise ConfigError(f"{path}: holds no record of a sweep; name another file, this one would be spoilt")
+
+
+def _is_ours(entry: object) -> bool:
+    if not isinstance(entry, dict) or not {"time", "run"} <= entry.keys():
+        return False
+    return entry.get("kind") == KIND or (entry.get("kind"), entry.get("command")) == ("start", COMMAND)
 
 
 def sweep(
@@ -101,6 +127,7 @@ def _answer(point: Point, clock: Callable[[], float]) -> Record:
         place.prove(schedule)
         cost = place.cost(schedule, point.nbytes)
         found: Record = {
+            "network": place.as_record(),
             "time_s": cost.time_s,
             "latency_s": cost.latency_s,
             "stage_count": cost.stage_count,

@@ -9,10 +9,11 @@ from typing import Any
 
 from tacit.errors import ConfigError
 from tacit.schedules import SCHEDULES, SHAPES, Schedule, build, load
+from tacit.schedules.schedule import MOST_RANKS
 from tacit.sim.workloads import MODELS, Workload, from_model, read_workload, workload
+from tacit.spelling import parse_expression, plain_value
 from tacit.topology import OpticalRing
 
-MOST_RANKS = 10_000_000  # a schedule's arrays are about as long as its ranks are many
 _FILES = (".json", ".toml")
 _OTHER_NAMES = {"bert": "bert_base", "beit": "beit_l", "beitl": "beit_l", "bertbase": "bert_base"}
 
@@ -46,8 +47,10 @@ def parse_world(text: str | None, option: str = "--world") -> int | None:
     """A number of ranks."""
     if text is None:
         return None
-    if not re.fullmatch(r"\s*[0-9]+(_[0-9]+)*\s*", text) or not 1 <= int(text) <= MOST_RANKS:
-        raise ConfigError(f"{option} {text}: give a whole number of ranks, from 1 to {MOST_RANKS:,}")
+    digits = re.fullmatch(r"\s*[0-9]+(_[0-9]+)*\s*", text) and len(text) <= 40
+    if not digits or not 1 <= int(text) <= MOST_RANKS:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise ConfigError(f"{option} {shown}: give a whole number of ranks, from 1 to {MOST_RANKS:,}")
     return int(text)
 
 
@@ -79,10 +82,7 @@ def _own(text: str, world: int | None) -> Schedule:
 def _call(text: str) -> tuple[str, dict[str, Any]]:
     """A name and its options, of text such as `braid(levels='5/2 */7', strands=8)`."""
     way = "write a name, name(option=value), or a .json or .toml file"
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError) as cause:
-        raise ConfigError(f"schedule {text!r} cannot be read; {way}") from cause
+    tree = parse_expression(text, "schedule", way)
     if isinstance(tree, ast.Name):
         return tree.id, {}
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
@@ -93,10 +93,7 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
 def _plain(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         return {"true": True, "false": False}.get(node.id, node.id)  # a bare word
-    try:
-        return ast.literal_eval(node)
-    except ValueError as cause:
-        raise ConfigError(f"schedule {text!r}: {ast.unparse(node)!r} is no plain value") from cause
+    return plain_value(node, text, "schedule")
 
 
 def _from_module(text: str) -> Workload:

@@ -3,7 +3,8 @@
     arc i          the fibre between nodes i and i+1, one a direction
     path           the arcs that a transfer's light crosses, clockwise (towards higher numbers) or counter-clockwise
     load           how many paths cross an arc in one direction: no assignment needs fewer wavelengths than the largest load
-    part           a sub-stage: where the load exceeds the wavelengths, a stage runs in several, one after the other
+    part           a sub-stage: where the load exceeds the wavelengths, or a node's transfers its transceivers, a stage runs in
+                   several, one after the other, each set up anew
     band           neighbouring wavelengths of one path: a transfer may be striped over several
 
 Way round: the shorter one. Half-way round is a tie: clockwise if dst > src, so never past the end of the numbering. A schedule may fix
@@ -12,6 +13,10 @@ the way and the wavelengths itself: `notes["optical"][phase]` = {"clockwise": a 
 Colours: paths that pass some node nobody else passes form a line, where the sorted sweep below reaches the largest load exactly. On a
 true circle finding the fewest is NP-hard; the sweep starts at the node that the fewest paths pass, c of them, and uses at most
 load + c wavelengths; on the schedules of this library it is the load or a few more. Only bands of `check` are to be believed.
+
+Transceivers: a sender holds one wavelength of one direction while a part lasts, and so does a receiver. A node with T of each takes part in
+T transfers out and T in at a time, fewer if they are striped; what is more waits for the next part. It is not shared out in
+time within a part: to serve another wavelength or another node is to set up again.
 """
 
 from bisect import bisect_left, insort
@@ -117,19 +122,23 @@ def assign(
     transfer. `known` remembers colours between calls: a stage and the same stage backwards are coloured once.
     """
     paths, known = route(stage, ring, clockwise), {} if known is None else known
-    if wavelength is not None and not stripe:
-        return _as_told(paths, np.asarray(wavelength, np.int64), ring.wavelengths)
+    told = None if wavelength is None else _told(paths, wavelength)
     striped = _striped(stage, paths, ring, known) if stripe else None
-    return striped or _in_parts(paths, ring, stripe, known)
+    if striped is not None and told is None:
+        return striped
+    even = _in_parts(stage, paths, ring, stripe, told, known)
+    return striped if striped is not None and _chunks(stage, striped) <= _chunks(stage, even) else even
 
 
 def check(stage: Stage, assignment: Assignment, ring: OpticalRing, name: str = "stage 0") -> None:
     """Raises ScheduleError naming the first fault unless every transfer has its own light from source to destination.
 
-    Knows arcs, directions and wavelengths, and nothing of how the assignment was found. O(b log b) for b wavelengths given.
+    Knows arcs, directions, wavelengths and transceivers, and nothing of how the assignment was found. O(b log b) for b
+    wavelengths given.
     """
     _check_paths(stage, assignment, ring, name)
     _check_wavelengths(stage, assignment, ring, name)
+    _check_transceivers(stage, assignment, ring, name)
     _check_collisions(stage, assignment, ring, name)
 
 
@@ -155,29 +164,27 @@ def _load(start: Ints, hops: Ints, nodes: int, weight: Ints) -> Ints:
     return np.asarray(over[:nodes] + over[nodes : 2 * nodes]).round().astype(np.int64)
 
 
-def _as_told(paths: Paths, wavelength: Ints, wavelengths: int) -> Assignment:
-    """The schedule's own rule; where it counts on more wavelengths than there are, the rest follows in further parts."""
-    if wavelength.shape != paths.start.shape or wavelength.min(initial=0) < 0:
+def _told(paths: Paths, wavelength: ArrayLike) -> Ints:
+    """The schedule's own wavelengths, one a transfer."""
+    told = np.asarray(wavelength, np.int64)
+    if told.shape != paths.start.shape or told.min(initial=0) < 0:
         raise ConfigError(
-            f"{wavelength.size} wavelengths for {len(paths.start)} transfers; give one each, from 0 on"
+            f"{told.size} wavelengths for {len(paths.start)} transfers; give one each, from 0 on"
         )
-    each, parts = np.arange(len(wavelength)), int(wavelength.max(initial=0)) // wavelengths + 1
-    return Assignment(
-        paths, parts, wavelength // wavelengths, each, wavelength % wavelengths, np.ones_like(each)
-    )
+    return told
 
 
-def _both_ways(paths: Paths, ring: OpticalRing, known: Colours) -> Ints:
+def _both_ways(paths: Paths, nodes: int, w: int, known: Colours) -> Ints:
     """A colour for every path; the two directions are two fibres, so both count from 0.
 
     The fewest found, if they may fit into one part; otherwise as few parts, for which a few colours more do not matter.
     """
-    peak, w = int(loads(paths, ring.nodes).max(initial=0)), ring.wavelengths
+    peak = int(loads(paths, nodes).max(initial=0))
     limit = None if peak <= w else -(-peak // w) * w
     while True:
         colour, missing = np.zeros(len(paths.start), np.int64), False
         for way in (paths.clockwise, ~paths.clockwise):
-            found = colours(paths.start[way], paths.hops[way], ring.nodes, limit, known)
+            found = colours(paths.start[way], paths.hops[way], nodes, limit, known)
             missing |= len(found) != way.sum()
             colour[way] = 0 if missing else found
         if not missing:
@@ -185,22 +192,82 @@ def _both_ways(paths: Paths, ring: OpticalRing, known: Colours) -> Ints:
         limit = (limit or 0) + max(1, (limit or 0) // w // 16) * w
 
 
-def _in_parts(paths: Paths, ring: OpticalRing, stripe: bool, known: Colours) -> Assignment:
-    """Equal bands, and as many parts as it takes."""
-    colour = _both_ways(paths, ring, known)
-    needed = int(colour.max(initial=0)) + 1
-    parts = -(-needed // ring.wavelengths)
-    a_part = -(-needed // parts)
-    width = ring.wavelengths // a_part if stripe else 1
-    each = np.arange(len(colour))
-    return Assignment(
-        paths, parts, colour // a_part, each, colour % a_part * width, np.full(len(colour), width)
+def _chunks(stage: Stage, light: Assignment) -> float:
+    """Chunks that a wavelength carries in all parts together: the time, but for set-up."""
+    return light.parts * float((stage.count / light.stripes).max(initial=0))
+
+
+def _in_parts(
+    stage: Stage, paths: Paths, ring: OpticalRing, stripe: bool, told: Ints | None, known: Colours
+) -> Assignment:
+    """Equal bands, and as many parts as it takes: first for the transceivers, then for the wavelengths of each of those.
+
+    Wavelengths that the schedule names are kept, unless transceivers are short; where it counts on more than there are, the rest
+    follows in further parts.
+    """
+    turn, w = _turns(stage, ring), ring.wavelengths
+    told = told if not turn.any() else None
+    part, first = np.zeros_like(turn), np.zeros_like(turn)
+    parts, widest = 0, 1
+    for now in np.split(np.argsort(turn, kind="stable"), np.cumsum(np.bincount(turn))[:-1]):
+        some, nodes = (paths, ring.nodes) if not turn.any() else _squeezed(paths, now, ring.nodes)
+        colour = _both_ways(some, nodes, w, known) if told is None else told[now]
+        needed = int(colour.max(initial=0)) + 1
+        more = -(-needed // w)
+        each = w if told is not None and more > 1 else -(-needed // more)
+        part[now], first[now] = parts + colour // each, colour % each
+        parts, widest = parts + more, max(widest, each)
+    width = min(w // widest, ring.lasers // max(1, _busiest(stage, part, ring))) if stripe else 1
+    bands = np.arange(len(turn))
+    return Assignment(paths, parts, part, bands, first * width, np.full(len(turn), width))
+
+
+def _squeezed(paths: Paths, which: Ints, nodes: int) -> tuple[Paths, int]:
+    """Some of the paths on a ring of the nodes where they begin or end: they overlap as before, and few are coloured faster."""
+    start, end = paths.start[which], (paths.start[which] + paths.hops[which]) % nodes
+    ends, place = np.unique(np.concatenate([start, end]), return_inverse=True)
+    begin, close = np.split(place, 2)
+    return Paths(paths.clockwise[which], begin, (close - begin) % len(ends)), len(ends)
+
+
+def _busiest(stage: Stage, part: Ints, ring: OpticalRing, weight: Ints | None = None) -> int:
+    """Transfers (or their weights) that the busiest node sends, or receives, in one part."""
+    return max(
+        int(np.bincount(part * ring.nodes + end, weight).max(initial=0)) for end in (stage.src, stage.dst)
     )
+
+
+def _turns(stage: Stage, ring: OpticalRing) -> Ints:
+    """For every transfer the first turn in which both its ends have a transceiver left; all 0 where there is no shortage.
+
+    In the order of distances: of one distance a node has few transfers, so turns fill evenly.
+    """
+    turn = np.zeros(len(stage), np.int64)
+    if ring.transceivers is None or _busiest(stage, turn, ring) <= ring.lasers:
+        return turn
+    senders = ring.lasers
+    full = [0] * (
+        2 * ring.nodes
+    )  # a bit for every turn in which a node has no sender left; then likewise, no receiver
+    used: dict[tuple[int, int], int] = {}
+    order = np.lexsort((stage.src, (stage.dst - stage.src) % ring.nodes))
+    ends = zip(
+        order.tolist(), stage.src[order].tolist(), (stage.dst[order] + ring.nodes).tolist(), strict=True
+    )
+    for i, a, b in ends:
+        taken = full[a] | full[b]
+        now = (~taken & (taken + 1)).bit_length() - 1  # the lowest bit that is not set
+        turn[i] = now
+        for end in (a, b):
+            used[end, now] = count = used.get((end, now), 0) + 1
+            if count == senders:
+                full[end] |= 1 << now
+    return turn
 
 
 def _striped(stage: Stage, paths: Paths, ring: OpticalRing, known: Colours) -> Assignment | None:
     """One part, bands in proportion to the bytes: the least time found, or None if one part is not enough."""
-    for t in _times(stage.count, paths, ring):
+    for t in _times(stage, paths, ring):
         width = _widths(stage.count, t)
         same = int(width[0]) if (width == width[0]).all() else 1
         if width.sum() > _MOST_BANDS and same == 1:
@@ -240,14 +307,17 @@ def _widths(count: Ints, t: float) -> Ints:
     return np.asarray(np.ceil(count / t - 1e-9), np.int64)
 
 
-def _times(count: Ints, paths: Paths, ring: OpticalRing) -> list[float]:
-    """Chunks a wavelength may carry, from the least that the loads allow upwards, in steps of 1.5 % or more; a few of them."""
-    sizes, w = np.unique(count), ring.wavelengths
+def _times(stage: Stage, paths: Paths, ring: OpticalRing) -> list[float]:
+    """Chunks a wavelength may carry, from the least that loads and transceivers allow upwards, in steps of 1.5 % or more; a
+    few of them, none if one part cannot do."""
+    sizes, w, one_part = np.unique(stage.count), ring.wavelengths, np.zeros(len(stage), np.int64)
     every = np.unique(sizes[:, None] / np.arange(1, w + 1)[None, :])
     low, high = 0, len(every)
     while low < high:
         middle = (low + high) // 2
-        fits = int(loads(paths, ring.nodes, _widths(count, every[middle])).max(initial=0)) <= w
+        width = _widths(stage.count, every[middle])
+        fits = int(loads(paths, ring.nodes, width).max(initial=0)) <= w
+        fits = fits and (ring.transceivers is None or _busiest(stage, one_part, ring, width) <= ring.lasers)
         low, high = (low, middle) if fits else (middle + 1, high)
     some: list[float] = []
     for t in every[low:].tolist():
@@ -466,6 +536,18 @@ def _check_wavelengths(stage: Stage, light: Assignment, ring: OpticalRing, name:
         )
     if len(light.part) and not 0 <= light.part.min() <= light.part.max() < light.parts:
         raise ScheduleError(f"{name}: a transfer runs in a part outside 0..{light.parts - 1}")
+
+
+def _check_transceivers(stage: Stage, light: Assignment, ring: OpticalRing, name: str) -> None:
+    stripes = light.stripes
+    for end, verb in ((stage.src, "sends"), (stage.dst, "receives")):
+        used = np.bincount(light.part * ring.nodes + end, stripes)
+        if ring.transceivers is not None and used.max(initial=0) > ring.lasers:
+            part, node = divmod(int(used.argmax()), ring.nodes)
+            raise ScheduleError(
+                f"{name}: node {node} {verb} on {int(used.max())} wavelengths at once in part {part}; "
+                f"it has {ring.lasers} transceivers"
+            )
 
 
 def _check_collisions(stage: Stage, light: Assignment, ring: OpticalRing, name: str) -> None:

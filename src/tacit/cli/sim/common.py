@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tacit.schedules import Schedule
     from tacit.sim.place import Place
 
+MOST_NBYTES = 10**18
 ON_HELP = "network: star(rate=10Gbit, latency=5us), optical(wavelengths=64, rate=40GB/s, setup=25us), ... or a .toml file"
 
 
@@ -32,7 +33,26 @@ def parser(actions: Any, name: str, help_: str, example: str) -> argparse.Argume
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for action in (None, "store"):  # before any option is added: both stand for the same action
+        made.register("action", action, Once)
     return made
+
+
+class Once(argparse._StoreAction):
+    """Stores an option's value, and refuses to be given another; argparse would take the last without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given: set[str] = namespace.__dict__.setdefault("_given", set())
+        if option_string is not None and self.dest in given:
+            parser.error(f"{option_string} is given twice; keep one of them")
+        given.add(self.dest)
+        super().__call__(parser, namespace, values, option_string)
 
 
 def add_json(made: argparse.ArgumentParser) -> None:
@@ -73,15 +93,21 @@ def add_vector(made: argparse.ArgumentParser, *, needed: bool = True) -> None:
 def vector_of(args: argparse.Namespace) -> tuple[int, str]:
     """The bytes of the vector, and what they are."""
     if args.size is not None:
-        nbytes = parse_size(args.size)
-        if nbytes < 1:
-            raise ConfigError(f"--size {args.size}: give 1B or more")
+        nbytes = size_of(args.size, "--size")
         return nbytes, size_text(nbytes)
     from tacit.sim.texts import parse_model
 
     work = parse_model(args.model)
     nbytes = 4 * work.parameters
     return nbytes, f"{size_text(nbytes)} ({work.parameters:,} float32 parameters of {work.name})"
+
+
+def size_of(text: str, option: str) -> int:
+    """The bytes that an option gives."""
+    nbytes = parse_size(text)
+    if not 1 <= nbytes <= MOST_NBYTES:
+        raise ConfigError(f"{option} {text}: give 1B or more, up to {size_text(MOST_NBYTES)}")
+    return nbytes
 
 
 def place_of(args: argparse.Namespace, world: int | None) -> Place:

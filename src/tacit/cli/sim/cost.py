@@ -99,7 +99,7 @@ def record(found: Answer, place: Place, codec: str | None) -> dict[str, Any]:
     whole: dict[str, Any] = {
         "schedule": found.text,
         "world": found.schedule.world,
-        "network": place.text,
+        "network": place.as_record(),
         "codec": codec,
         "time_s": found.time_s,
         "latency_s": found.latency_s,
@@ -168,13 +168,22 @@ def _facts(found: Answer, place: Place, vector: str, codec: str | None) -> list[
         facts.append(
             (
                 "lower bound",
-                f"{time_text(found.bound_s)}: no all-reduce of these bytes is faster here; the total is {found.time_s / found.bound_s:.3g}x",
+                f"{time_text(found.bound_s)}: no all-reduce of these bytes is faster here{_assumption(place)}; the total is {found.time_s / found.bound_s:.3g}x",
             )
         )
     facts.append(("busiest rank", f"sends {found.vectors:.4g} vectors"))
     if place.ring is not None:
         facts.append(("light", "proven: no wavelength is used twice on an arc of one direction"))
     return facts
+
+
+def _assumption(place: Place) -> str:
+    """What the bound rests on, where there is light."""
+    if place.ring is None:
+        return ""
+    from tacit.sim.bounds import ASSUMES
+
+    return f" ({ASSUMES})"
 
 
 def _why(ratio: float, place: Place) -> str:

@@ -13,6 +13,7 @@ from tacit.units import time_text
 LIGHT = {"ring": "Ring", "h_ring": "H-Ring", "bt": "BT"}
 WIRES = {"e_ring": "E-Ring", "rd": "RD"}
 RATES = {"40 GB/s": "40 GB/s (320 Gbit/s)", "40 Gbit/s": "5 GB/s (40 Gbit/s)", "": ""}
+WRITTEN = {"40 GB/s": ", assumed", "40 Gbit/s": ", as written", "": ""}
 
 
 def add_parser(actions: Any) -> None:
@@ -100,7 +101,8 @@ def _reported(name: str, numbers: dict[str, float]) -> list[str]:
 
 def _ours(name: str, reading: dict[str, Any]) -> list[str]:
     numbers = [f"{reading['ours'][key]:.2f}" if key in reading["ours"] else "" for key in (*LIGHT, *WIRES)]
-    rate = RATES[reading["settings"].get("rate", "")]
+    unit = reading["settings"].get("rate", "")
+    rate = RATES[unit] + WRITTEN[unit]
     fitted = ", ".join(reading.get("fitted", ())) or "-"
     return [name, *numbers, f"{reading['distance_points']:.2f}", rate, fitted]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from tacit.cli.sim import common, verify
@@ -11,24 +12,17 @@ from tacit.errors import ConfigError
 from tacit.units import time_text
 
 if TYPE_CHECKING:
+    from tacit.sim.bounds import Bounds
+    from tacit.sim.cost import Cost
     from tacit.sim.place import Place
-    from tacit.sim.search import Found
-
-RIVALS = (
-    ("wrht", False),
-    ("wrht(all_to_all=True)", False),
-    ("wrht(all_to_all=True)", True),
-    ("ring", True),
-    ("two_way_ring", True),
-    ("halving_doubling", True),
-)
+    from tacit.sim.rivals import Rival
 
 
 def add_parser(actions: Any) -> None:
     parser = common.parser(
         actions,
         "search",
-        "search the fastest schedule for a vector on an optical ring, beside its rivals and the lower bound",
+        "search the fastest schedule for a vector on an optical ring: braids, and every rival with its best options",
         "tacit sim search --world 1024 --model VGG16 --on 'optical(wavelengths=64, rate=40GB/s, setup=25us)'",
     )
     parser.add_argument(
@@ -37,36 +31,41 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("--world", metavar="N", help="ranks (default: as many as the ring has nodes)")
     common.add_vector(parser)
     parser.add_argument(
-        "--finalists", type=int, default=4, help="candidates that are built and costed (default 4)"
+        "--finalists", type=int, default=4, help="braids that are built and costed (default 4)"
     )
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from tacit.sim.place import parse_place
+    from tacit.sim.rivals import FAMILIES, Rival, tuned
     from tacit.sim.search import search
     from tacit.sim.texts import parse_world
 
     world = parse_world(args.world)
     nbytes, vector = common.vector_of(args)
-    place = replace(parse_place(args.on, world), stripe=True)
+    place = parse_place(args.on, world)
     if place.ring is None:
         raise ConfigError(f"--on {args.on}: the search is for optical rings; give optical(...)")
     with common.waiting("searching"):
-        found = search(world or place.nodes, nbytes, place.ring, finalists=args.finalists)
+        found = search(world or place.nodes, nbytes, place.ring, finalists=args.finalists, proven=False)
+        rows = [tuned(family, nbytes, place.ring) for family in FAMILIES]
+    rows = sorted([Rival(found.text, True, found.cost), *rows], key=lambda row: row.time_s)
+    place = replace(place, stripe=rows[0].stripe)
     with common.waiting("proving"):
-        proof = _proven(found, place)
-    rows = [_rival(text, stripe, nbytes, args.on, found) for text, stripe in RIVALS]
+        proof = _proven(rows[0], place)
     if args.json:
-        common.print_json(_record(found, place, proof, rows, nbytes))
+        common.print_json(_record(rows, place, proof, found.bounds))
     else:
-        _print(found, place, proof, rows, vector)
+        _print(rows, place, proof, found.bounds, vector)
     return 0
 
 
-def _proven(found: Found, place: Place) -> str:
+def _proven(best: Rival, place: Place) -> str:
     """What was proven of the winner; raises ScheduleError if it is not what it says."""
-    schedule = found.schedule()
+    from tacit.sim.texts import parse_schedule
+
+    schedule = parse_schedule(best.schedule, place.nodes, place.ring)
     place.prove(schedule)
     try:
         verify.check_effort(schedule)
@@ -76,76 +75,71 @@ def _proven(found: Found, place: Place) -> str:
     return "every rank ends with every contribution exactly once; no wavelength is used twice on an arc"
 
 
-def _rival(text: str, stripe: bool, nbytes: int, on: str, found: Found) -> dict[str, Any]:
-    from tacit.sim.place import parse_place
-    from tacit.sim.texts import parse_schedule
-
-    name = f"{text}, striped" if stripe else text
-    try:
-        place = parse_place(on, found.cost.world, stripe=stripe)
-        cost = place.cost(parse_schedule(text, found.cost.world, place.ring), nbytes)
-    except ConfigError as refusal:
-        return {"schedule": name, "time_s": None, "refused": str(refusal)}
-    return {"schedule": name, "time_s": cost.time_s, "stage_count": cost.stage_count}
+def _cost(row: Rival) -> Cost:
+    assert row.cost is not None, "the fastest of all was not refused"
+    return row.cost
 
 
-def _name(found: Found) -> str:
-    return f"braid(levels='{found.levels}', strands={found.strands})"
+def _record(rows: list[Rival], place: Place, proof: str, bounds: Bounds) -> dict[str, Any]:
+    from tacit.sim.bounds import ASSUMES
 
-
-def _record(
-    found: Found, place: Place, proof: str, rows: list[dict[str, Any]], nbytes: int
-) -> dict[str, Any]:
+    best = rows[0]
+    cost = _cost(best)
     return {
-        "schedule": _name(found),
-        "levels": found.levels,
-        "strands": found.strands,
-        "network": place.text,
-        "nbytes": nbytes,
+        "schedule": best.schedule,
+        "stripe": best.stripe,
+        "network": place.as_record(),
+        "nbytes": cost.nbytes,
         "proven": proof,
-        "ratio_to_bound": found.ratio,
-        "bounds": found.bounds.as_record(),
-        "cost": found.cost.as_record(),
-        "rivals": rows,
+        "ratio_to_bound": cost.time_s / bounds.combined_s if bounds.combined_s else 1.0,
+        "bounds": bounds.as_record() | {"assumes": ASSUMES},
+        "cost": cost.as_record(),
+        "rivals": [_rival(row) for row in rows[1:]],
     }
 
 
-def _print(found: Found, place: Place, proof: str, rows: list[dict[str, Any]], vector: str) -> None:
-    bounds, cost = found.bounds, found.cost
+def _rival(row: Rival) -> dict[str, Any]:
+    told: dict[str, Any] = {"schedule": row.schedule, "stripe": row.stripe}
+    if row.cost is None:
+        return told | {"time_s": None, "refused": row.refused}
+    return told | {"time_s": row.time_s, "stage_count": row.cost.stage_count}
+
+
+def _print(rows: list[Rival], place: Place, proof: str, bounds: Bounds, vector: str) -> None:
+    from tacit.sim.bounds import ASSUMES
+
+    best, cost = rows[0], _cost(rows[0])
+    ratio = f"; the total is {cost.time_s / bounds.combined_s:.3f}x" if bounds.combined_s else ""
     common.print_facts(
         [
-            ("found", f"{_name(found)} among {cost.world:,} ranks"),
+            ("found", f"{best.schedule} among {cost.world:,} ranks"),
             ("on", place.text),
             ("vector", vector),
             ("", ""),
             (
                 "total",
-                f"{time_text(cost.time_s)} in {cost.stage_count:,} stages; {time_text(cost.latency_s)} of it is set-up",
+                f"{time_text(cost.time_s)} in {cost.stage_count:,} stages; {time_text(cost.latency_s)} of it is set-up and propagation",
             ),
-            (
-                "lower bound",
-                f"{time_text(bounds.combined_s)} (at {bounds.stages} stages); the total is {found.ratio:.3f}x",
-            ),
+            ("lower bound", f"{time_text(bounds.combined_s)} (at {bounds.stages} stages){ratio}"),
             (
                 "its parts",
                 f"latency {time_text(bounds.latency_s)}, node {time_text(bounds.node_s)}, bisection {time_text(bounds.bisection_s)}",
             ),
+            ("it assumes", ASSUMES),
             ("proven", proof),
         ]
     )
-    table = [[_name(found), time_text(cost.time_s), "1.00x", f"{found.ratio:.2f}x", f"{cost.stage_count:,}"]]
-    for row in sorted(rows, key=lambda row: row["time_s"] or float("inf")):
-        if row["time_s"] is None:
-            table.append([row["schedule"], "refused", "-", "-", "-"])
+    table = []
+    for row in rows:
+        if row.cost is None:
+            table.append([row.name, "refused", "-", "-", "-"])
             continue
-        to_bound = f"{row['time_s'] / bounds.combined_s:.2f}x" if bounds.combined_s else "-"
-        to_best = f"{row['time_s'] / cost.time_s:.2f}x" if cost.time_s else "-"
-        table.append(
-            [row["schedule"], time_text(row["time_s"]), to_best, to_bound, f"{row['stage_count']:,}"]
-        )
+        to_bound = f"{row.time_s / bounds.combined_s:.2f}x" if bounds.combined_s else "-"
+        to_best = f"{row.time_s / cost.time_s:.2f}x" if cost.time_s else "-"
+        table.append([row.name, time_text(row.time_s), to_best, to_bound, f"{row.cost.stage_count:,}"])
     common.print_table(
         common.console(), ["schedule", "time", "to the\nfound", "to the\nbound", "stages"], table
     )
     for row in rows:
-        if row["time_s"] is None:
-            print(f"refused: {row['refused']}")
+        if not isfinite(row.time_s):
+            print(f"refused: {row.refused}")

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.cli.sim import common, models
-from tacit.errors import ConfigError
-from tacit.units import parse_size, parse_time, size_text, time_text
+from tacit.units import parse_time, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from tacit.sim.overlap import DDP_FIRST_BUCKET_NBYTES, step_time
     from tacit.sim.texts import parse_model
 
-    bucket_nbytes = parse_size(args.bucket)
-    if bucket_nbytes < 1:
-        raise ConfigError(f"--bucket {args.bucket}: give 1B or more")
+    bucket_nbytes = common.size_of(args.bucket, "--bucket")
     work = parse_model(args.model, **models.compute_of(args))
     (schedule,), place = common.schedules_on(args, [args.schedule])
     place.prove(schedule)
@@ -87,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         about = {
             "schedule": args.schedule,
             "world": schedule.world,
-            "network": place.text,
+            "network": place.as_record(),
             "codec": args.codec,
         }
         common.print_json(about | {"source": work.source} | step.as_record())

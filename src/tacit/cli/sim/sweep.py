@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.cli.sim import common
 from tacit.errors import ConfigError
-from tacit.units import parse_size, size_text, time_text
+from tacit.units import size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def add_parser(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tacit.records import Recorder, host_facts
-    from tacit.sim.sweep import known, peak_nbytes, points, sweep
+    from tacit.sim.sweep import COMMAND, known, peak_nbytes, points, sweep
     from tacit.sim.texts import parse_world, split_list
 
     worlds = [parse_world(text, "--worlds") or 1 for text in split_list(args.worlds)]
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {args.out}: cannot write there ({cause.strerror})") from cause
     with recorder, _progress(len(todo)) as advance:
         if skipped < len(todo):
-            recorder.record("start", command="tacit sim sweep", host=host_facts())
+            recorder.record("start", command=COMMAND, host=host_facts())
         found = []
         try:
             for point, record in zip(todo, sweep(todo, recorder, have=have), strict=True):
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             raise KeyboardInterrupt(
                 f"the records so far are in {args.out}; run it again to go on"
             ) from interrupt
+        except OSError as cause:
+            raise ConfigError(f"--out {args.out}: cannot write there ({cause.strerror})") from cause
     took_s = time.perf_counter() - start_s
     summary = {
         "points": len(todo),
@@ -96,7 +98,7 @@ def _vectors(args: argparse.Namespace) -> dict[str, int]:
         work = parse_model(text)
         vectors[work.name] = 4 * work.parameters
     for text in split_list(args.sizes) if args.sizes else []:
-        vectors[text] = parse_size(text)
+        vectors[text] = common.size_of(text, "--sizes")
     if not vectors:
         raise ConfigError("there is no vector to exchange; give --models VGG16 or --sizes 552MB")
     return vectors

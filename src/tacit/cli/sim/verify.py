@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if place is not None:
         place.prove(schedule)
-        facts["network"] = place.text
+        facts["network"] = place.as_record()
         facts["light"] = None if place.ring is None else _light(place.cost(schedule, 1.0))
     if args.json:
         common.print_json(facts)
@@ -103,7 +103,7 @@ def _print(facts: dict[str, Any]) -> None:
     light = facts.get("light")
     if light:
         parts = f", in {_series(light['parts'])} parts" if max(light["parts"], default=1) > 1 else ""
-        lines.append(("on", facts["network"]))
+        lines.append(("on", facts["network"]["text"]))
         lines.append(("light", f"proven: {light['proven']}"))
         lines.append(
             (
