@@ -52,10 +52,14 @@ def pick(state: Any, place: Place, strategy: str, numels: Mapping[str, int]) -> 
     """The one rank's state to load at `place`, out of a rank's own state, a full state, or a list of every rank's state.
 
     Same world and own rank: the same bits. Otherwise the states of ALL old ranks are needed, and merged by `mean_of`.
-    Every state is checked from end to end first: CheckpointError, and nothing else, for one that cannot be loaded.
+    Every state that counts is checked from end to end first: CheckpointError, and nothing else, for one that cannot be loaded.
     """
-    states = [_checked(found, strategy, numels) for found in _as_list(state)]
+    states = _as_list(state)
+    for found in states:
+        _check_facts(found)
     states = [found for found in states if found.get("lane", place.lane) == place.lane]
+    for found in states:
+        _check_memory(found, strategy, numels)
     if not states:
         raise CheckpointError(
             f"the checkpoint holds no state of the ranks that rank {place.rank} exchanges with (those beginning with process "
@@ -111,7 +115,7 @@ def _is_key(name: object) -> bool:
 # ---- what a state must look like
 
 
-def _checked(state: Mapping[str, Any], strategy: str, numels: Mapping[str, int]) -> Mapping[str, Any]:
+def _check_facts(state: Mapping[str, Any]) -> None:
     if not is_whole(format_ := state.get("format"), FORMAT, FORMAT):
         raise CheckpointError(
             f"checkpoint format {_short(format_)} is not {FORMAT}; it was written by another tacit"
@@ -123,6 +127,9 @@ def _checked(state: Mapping[str, Any], strategy: str, numels: Mapping[str, int])
     need(state, "seed", is_whole(state.get("seed"), -_LARGEST), "a whole number")
     need(state, "lane", "lane" not in state or is_whole(state["lane"], 0), "a whole number of at least 0")
     need(state, "memory", isinstance(state["memory"], Mapping), "a dict")
+
+
+def _check_memory(state: Mapping[str, Any], strategy: str, numels: Mapping[str, int]) -> None:
     if (saved := state["strategy"]) != strategy and state["memory"]:
         raise CheckpointError(
             f"the checkpoint was written under {_short(saved)} and this handle runs {strategy!r}; attach the same strategy, "
@@ -135,7 +142,6 @@ def _checked(state: Mapping[str, Any], strategy: str, numels: Mapping[str, int])
             )
         for name, kept in parts.items():
             _check_vector(slot, name, kept, numels)
-    return state
 
 
 def _check_vector(slot: str, name: object, kept: Any, numels: Mapping[str, int]) -> None:

@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +44,7 @@ class Recorder:
         self._torn = _ends_torn(self.path)
         self._file = self.path.open("ab", buffering=0)
         self._lock = threading.Lock()
+        weakref.finalize(self, self._file.close).atexit = False
 
     def record(self, kind: str, **fields: Any) -> Record:
         """The record as written: `time`, `kind`, `run`, then the fields. A number that is not finite is null. OSError: it was not written."""

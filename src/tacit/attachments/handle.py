@@ -2,8 +2,9 @@
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -79,14 +80,18 @@ class Handle:
         self.loss: float | None = None  # as last told
         self.listen: Callable[..., None] | None = None  # hears what is recorded, file or not
         self._attachment: Attachment | None = None
+        self._group_lane: int | None = None
+        self._parts = False
         self._records = _recorder(records) if records is not None else None
         self._records_failed = False
 
     def fasten(self, attachment: Attachment) -> None:
         """Called once by the attachment, when all ranks have agreed."""
         self._attachment = attachment
+        self._parts = isinstance(attachment, Parting)
         if attachment.wire is not None:
             self.rank, self.world = attachment.wire.rank, attachment.wire.world
+            self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
         self.numels = attachment.numels
 
     def stepped(self, numel: int) -> None:
@@ -211,11 +216,13 @@ class Handle:
     @property
     def _lane(self) -> int:
         """The first process of those that this one exchanges with: 0 but where hosts have several such sets."""
-        if self._attachment is not None and self._attachment.wire is not None:
-            return dist.get_process_group_ranks(self._attachment.wire.group)[0]
+        if self._group_lane is not None:
+            return self._group_lane
         return self._process - self.rank * (dist.get_world_size() // self.world) if _distributed() else 0
 
     def _own_state(self) -> dict[str, Any]:
+        if self.closed and self._parts:
+            raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
         return parted | {
             "format": checkpoints.FORMAT,
@@ -275,10 +282,20 @@ def _distributed() -> bool:
 
 def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
     """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
-    wire = Wire(own_group(parent, timeout))
-    if isinstance(strategy.scheme, Opens):
-        strategy.scheme.open(wire, timeout or _timeout_of(parent))
+    with left_on_failure(Wire(own_group(parent, timeout))) as wire:
+        if isinstance(strategy.scheme, Opens):
+            strategy.scheme.open(wire, timeout or _timeout_of(parent))
     return wire
+
+
+@contextmanager
+def left_on_failure(wire: Wire) -> Iterator[Wire]:
+    """`wire`, which is closed if the block fails: an attach that is refused leaves nothing open."""
+    try:
+        yield wire
+    except BaseException:
+        leave_group(wire)
+        raise
 
 
 def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> dist.ProcessGroup:
@@ -303,12 +320,34 @@ def _backend_name(group: dist.ProcessGroup | None) -> str | None:
 
 
 def leave_group(wire: Wire) -> None:
-    """Frees the sockets and threads of what `open_wire` made."""
+    """Frees the sockets and threads of what `open_wire` made; safe to call twice."""
     outside, wire.outside = wire.outside, None
     if dist.is_initialized():
         if outside is not None:
             outside.close()
-        dist.destroy_process_group(wire.group)
+        with suppress(ValueError):  # left already
+            dist.destroy_process_group(wire.group)
+
+
+def leave_with(owner: object, wire: Wire) -> None:
+    """Frees `wire` when `owner` is dropped, for those who never call close()."""
+    when_dropped(owner, leave_group, wire)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """`method`, for threads and hooks that must not keep its object alive: once that is gone, it does nothing."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (found := weak()) is not None:
+            found(*args)
+
+    return call
+
+
+def when_dropped(owner: object, end: Callable[..., None], *args: object) -> None:
+    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already."""
+    weakref.finalize(owner, end, *args).atexit = False
 
 
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

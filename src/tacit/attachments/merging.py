@@ -17,7 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike
+from tacit.attachments.handle import (
+    Handle,
+    agree,
+    leave_group,
+    leave_with,
+    left_on_failure,
+    open_wire,
+    start_alike,
+    when_dropped,
+)
 from tacit.attachments.plain import PlainAttachment
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.checkpoints import is_whole, need, need_all
@@ -46,11 +55,13 @@ def attach_merging(
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
     if dist.get_world_size(group) == 1:
         return
-    wire = open_wire(handle.strategy, group, timeout)
-    buckets = plan(parameters, groups, bucket_nbytes)
-    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-    start_alike(wire, model)
-    handle.fasten(MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets))
+    with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
+        buckets = plan(parameters, groups, bucket_nbytes)
+        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+        start_alike(wire, model)
+        attachment = MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets)
+        leave_with(attachment, wire)
+    handle.fasten(attachment)
 
 
 @dataclass(slots=True)
@@ -96,11 +107,14 @@ class MergingAttachment:
         """Begins to say gradients, or differences of models."""
         handle, wire, strategy = self._handle, self.wire, self._handle.strategy
         if gradients:
-            self._opening = PlainAttachment(handle, wire, strategy.first, self._parameters, self._buckets)
+            self._opening = PlainAttachment(
+                handle, wire, strategy.first, self._parameters, self._buckets, held=False
+            )  # the optimizer's hook holds this one
             self._exchange = self._opening.exchange
         else:
             who, what, device = strategy.scheme, strategy.what, self._buckets[0].device
             self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
+            when_dropped(self, self._exchange.drop)
 
     def _release(self) -> None:
         if self._opening is None:
