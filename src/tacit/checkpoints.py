@@ -88,7 +88,7 @@ def pick(state: Any, place: Place, strategy: str, numels: Mapping[str, int]) -> 
     return {**in_order[0], "memory": mean_of([found["memory"] for found in in_order])}
 
 
-def _as_list(state: Any) -> list[Any]:
+def _as_list(state: Any) -> list[Mapping[str, Any]]:
     """Single ranks' states, whatever they were handed over in."""
     if isinstance(state, Mapping) and "ranks" in state:
         state = state["ranks"]
