@@ -1,13 +1,12 @@
 """A state is loaded as a whole, or refused in one sentence with nothing changed."""
 
-import copy
-import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hostile.states import damaged, same
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -88,53 +87,6 @@ STRATEGIES = [
     "diloco(2) / ef(int4) / sharded",
     "adaptive(0.02) / none / gossip",
 ]
-VALUES = [
-    None, True, -1, 2**70, 1.5, math.nan, math.inf, "text", b"", [], {}, (), [None], {"a": {"a": 1}}, {1: 2}, {"0": -1}, object(),
-    torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.full((64,), math.nan),
-]  # fmt: skip
-GONE = object()
-
-
-def _paths(state, path=()):
-    """Every place of a state, a few parameters of each slot."""
-    for index, (key, value) in enumerate(state.items()):
-        if len(path) < 2 or index < 2:
-            yield (*path, key)
-            if isinstance(value, dict):
-                yield from _paths(value, (*path, key))
-
-
-def _changed(state, path, value):
-    changed = copy.deepcopy(state)
-    place = changed
-    for key in path[:-1]:
-        place = place[key]
-    if value is GONE:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return changed
-
-
-def _damaged(state):
-    for path in _paths(state):
-        for value in (GONE, *VALUES):
-            yield _changed(state, path, value)
-        yield _changed(state, (*path[:-1], "unknown"), {"no such parameter": torch.zeros(1)})
-    for whole in VALUES:
-        yield whole
-        yield {key_of(0): whole}
-        yield {key_of(0): (whole,)}
-        yield [state, whole]
-        yield {"ranks": whole}
-
-
-def _same(a, b):
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return a == b
 
 
 def _attacked(rank, world, text, attack):
@@ -147,16 +99,16 @@ def _attacked(rank, world, text, attack):
     counts = {"tried": 0, "refused": 0, "changed": 0, "long": 0}
     if attack:
         good = own_state(handle)
-        for damaged in _damaged(good):
+        for state in damaged(good):
             counts["tried"] += 1
             before = own_state(handle), flat(model)
             try:
-                handle.load_state_dict(damaged)
+                handle.load_state_dict(state)
             except CheckpointError as error:
                 counts["refused"] += 1
                 counts["long"] += "\n" in str(error) or len(str(error)) > 500
                 counts["changed"] += not (
-                    _same(own_state(handle), before[0]) and torch.equal(flat(model), before[1])
+                    same(own_state(handle), before[0]) and torch.equal(flat(model), before[1])
                 )
             else:
                 handle.load_state_dict(good)
