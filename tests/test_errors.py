@@ -192,7 +192,7 @@ def _nonfinite(rank, world, wrap, text):
         loss_of(model, rank, step).backward()
     logging.getLogger("tacit").removeHandler(handler)
     first = next(model.parameters()).grad
-    memory = handle.state_dict()["memory"].get("residual", {})
+    memory = handle.memory.state().get("residual", {})
     clean = all(bool(t.isfinite().all()) for t in memory.values())
     return bool(first.isfinite().all()), dict(handle.stats.nonfinite), messages, clean, len(memory)
 

@@ -39,6 +39,12 @@ def train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> float:
     return loss.item()
 
 
+def own_state(handle: Any) -> dict[str, Any]:
+    """What a rank's checkpoint holds, without the name that no other rank's has."""
+    ((state,),) = handle.state_dict().values()
+    return dict(state)
+
+
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1).float() for p in model.parameters()])
 

@@ -152,6 +152,10 @@ class Exchange:
             if thread is not threading.current_thread():
                 thread.join(_CLOSE_S)
 
+    def drop(self) -> None:
+        """Ends the threads without waiting for them: for a finalizer, which may run in any thread, wherever that stands."""
+        self._outbox.put(None)  # takes no lock; the wire thread ends the codec thread
+
     # ---- the codec thread ----
 
     def _codec_thread(self) -> None:
@@ -164,6 +168,7 @@ class Exchange:
                     self._advance(job, answer)
                 except Exception as cause:
                     self._fail(cause)
+                del job, answer  # while it waits, the thread must not keep what a job holds alive: the model
 
     def _advance(self, job: Job, answer: Any) -> None:
         if self._stream is not None and job.ready is not None:
@@ -221,8 +226,10 @@ class Exchange:
                         answer = self.wire.answer(self.scheme, request, job.seed)
                 except Exception as cause:
                     self._fail(cause)
-                    return
+                    break
                 self._inbox.put((0, next(self._count), job, answer))
+                del item, job, request, answer  # as in the codec thread
+        self._inbox.put((0, next(self._count), None, None))
 
     def _device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else self._stream

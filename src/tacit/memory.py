@@ -7,14 +7,10 @@ the memories is exactly what is still owed to the model; giving it to each new r
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from tacit.errors import CheckpointError
-
-FORMAT = 1
 
 
 class Layout(Protocol):
@@ -71,10 +67,10 @@ class Memory:
         return self._flats[key][1]
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """{slot: {parameter name: its flat values}}, copies."""
-        state = {slot: {n: t.clone() for n, t in parts.items()} for slot, parts in self._loaded.items()}
+        """{slot: {parameter name: its flat values}}: copies, on the CPU, so that a machine with other devices can load them."""
+        state = {slot: {n: _copy(t) for n, t in parts.items()} for slot, parts in self._loaded.items()}
         for (slot, _), (layout, flat) in self._flats.items():
-            state.setdefault(slot, {}).update({n: t.clone() for n, t in layout.split(flat).items()})
+            state.setdefault(slot, {}).update({n: _copy(t) for n, t in layout.split(flat).items()})
         return state
 
     def give_back(self, name: str, values: Tensor) -> None:
@@ -89,17 +85,9 @@ class Memory:
         self._loaded.clear()
         self._flats.clear()
 
-    def load(self, state: Mapping[str, Mapping[str, Tensor]], numels: Mapping[str, int]) -> None:
-        """Replaces everything kept; buckets pick their parts up when they next speak."""
-        for slot, parts in state.items():
-            for name, kept in parts.items():
-                if numels.get(name) != kept.numel():
-                    here = f"has {numels[name]} elements" if name in numels else "does not exist"
-                    raise CheckpointError(
-                        f"memory {slot!r} of parameter {name!r} has {kept.numel()} elements in the checkpoint, but the "
-                        f"parameter {here} in this model; load the checkpoint of this model or leave tacit's state out"
-                    )
-        self._loaded = {slot: {n: t.reshape(-1) for n, t in parts.items()} for slot, parts in state.items()}
+    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replaces everything kept by copies of what `pick` returned; buckets take their parts when they are next used."""
+        self._loaded = {slot: {n: _copy(t) for n, t in parts.items()} for slot, parts in state.items()}
         self._flats.clear()
 
 
@@ -135,47 +123,9 @@ def _mean(parts: list[Tensor], count: int) -> Tensor:
     return total / count
 
 
+def _copy(values: Tensor) -> Tensor:
+    return values.detach().reshape(-1).to("cpu", copy=True)
+
+
 def _ordered(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
-
-
-def pick(state: Any, *, rank: int, world: int, strategy: str) -> Mapping[str, Any]:
-    """The one rank's state to load here, out of a rank's own state, a full state, or a list of every rank's state.
-
-    Same world and own rank: the same bits. Otherwise the states of ALL old ranks are needed, and merged by `mean_of`.
-    """
-    states = _as_list(state)
-    if (format_ := states[0].get("format")) != FORMAT:
-        raise CheckpointError(f"checkpoint format {format_} is not {FORMAT}; it was written by another tacit")
-    if (saved := states[0]["strategy"]) != strategy and states[0]["memory"]:
-        raise CheckpointError(
-            f"the checkpoint was written under {saved!r} and this handle runs {strategy!r}; attach the same strategy, "
-            f"or start with an empty memory by not loading tacit's state"
-        )
-    old_world = states[0]["world"]
-    if old_world == world:
-        own = [candidate for candidate in states if candidate["rank"] == rank]
-        if len(own) > 1:
-            raise CheckpointError(
-                f"{len(own)} states claim to be rank {rank} of {world}; pass this rank's own state only"
-            )
-        if own:
-            return own[0]
-    if sorted(s["rank"] for s in states) != list(range(old_world)):
-        raise CheckpointError(
-            f"rank {rank} of {world} cannot resume from ranks {[s['rank'] for s in states]} of {old_world}: pass a list "
-            f"with the states of all {old_world} ranks, or save handle.full_state_dict() once"
-        )
-    in_order = sorted(states, key=lambda s: int(s["rank"]))
-    return {**in_order[0], "memory": mean_of([s["memory"] for s in in_order])}
-
-
-def _as_list(state: Any) -> list[Mapping[str, Any]]:
-    if isinstance(state, Mapping) and "ranks" in state:
-        state = state["ranks"]
-    states = list(state) if isinstance(state, (list, tuple)) else [state]
-    if not states or not all(isinstance(s, Mapping) and "memory" in s for s in states):
-        raise CheckpointError(
-            "this is no state of tacit; pass what handle.state_dict() returned, or a list of them"
-        )
-    return states

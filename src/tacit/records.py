@@ -3,7 +3,8 @@
     with Recorder("runs/demo/records.jsonl") as recorder:
         recorder.record("exchange", schedule="ring", nbytes=1 << 22, p50_s=0.0118, n=200)
 
-A line is written with one unbuffered write, so what was recorded survives a crash of the process.
+A line is written with one unbuffered write, so what was recorded survives a crash of the process. On a full disk `record` raises, and
+may leave half a line behind: the next one that can be written starts on a line of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import math
 import os
 import platform
 import secrets
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -38,16 +41,27 @@ class Recorder:
         self.run = run or new_run_id(clock())
         self._clock = clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = _ends_torn(self.path)
+        self._torn = _ends_torn(self.path)
         self._file = self.path.open("ab", buffering=0)
-        if torn:
-            self._file.write(b"\n")  # a record glued to another's torn half would be lost with it
+        self._lock = threading.Lock()
+        weakref.finalize(self, self._file.close).atexit = False
 
     def record(self, kind: str, **fields: Any) -> Record:
-        """The record as written: `time`, `kind`, `run`, then the fields. A number that is not finite is null."""
+        """The record as written: `time`, `kind`, `run`, then the fields. A number that is not finite is null. OSError: it was not written."""
         entry = _plain({"time": self._clock(), "kind": kind, "run": self.run, **fields})
-        self._file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
+        line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        with self._lock:
+            self._write(
+                b"\n" + line if self._torn else line
+            )  # glued to another's torn half it would be lost with it
         return dict(entry)
+
+    def _write(self, line: bytes) -> None:
+        """All of `line`. A disk that becomes full takes a part of it first, and fails only when asked for the rest."""
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+            self._torn = len(rest) > 0
 
     def close(self) -> None:
         self._file.close()
@@ -62,9 +76,11 @@ class Recorder:
 
 
 def read(path: str | Path) -> list[Record]:
-    """All records of a file, oldest first; a torn line is skipped and named in a `TornRecordWarning`."""
+    """All records of a file, oldest first; a torn line is skipped and named in a `TornRecordWarning`, an empty one is skipped."""
     records: list[Record] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        if not line:
+            continue
         try:
             entry = json.loads(line)
         except ValueError:

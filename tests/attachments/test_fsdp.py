@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from toys import WIDTH, batch, deep, loss_of
+from toys import WIDTH, batch, deep, loss_of, own_state
 
 import tacit
 
@@ -96,7 +96,7 @@ def _resumed(rank, world, part, states):
         model.zero_grad()
         loss_of(model, rank, step).backward()
         total = _full_grads(model)
-    return total, handle.state_dict()
+    return total, own_state(handle)
 
 
 def test_memory_is_kept_by_parameter_and_resumes_to_the_same_bits(ranks):

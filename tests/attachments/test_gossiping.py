@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from toys import deep, flat, loss_of, train
+from toys import deep, flat, loss_of, own_state, train
 
 import tacit
 from tacit import records
@@ -31,7 +31,7 @@ def _gossip(rank, world, text, folder, steps=STEPS):
     sent = handle.stats.sent_nbytes
     with torch.no_grad():
         held_out = sum(loss_of(model, 99, step).item() for step in range(20)) / 20
-    state = handle.state_dict()
+    state = own_state(handle)
     handle.close()
     return start, flat(model), held_out, sent, state
 
@@ -237,7 +237,7 @@ def _late(rank, world):
             train(model, optimizer, rank, range(5))
             torch.distributed.barrier()
         else:  # as a script does that is started again, and has a checkpoint of step 3
-            older = handle.state_dict() | {"step": 3}
+            older = own_state(handle) | {"step": 3}
             older["round"]["step"] = 3
             older["memory"]["model"] = {name: 0 * t for name, t in older["memory"]["model"].items()}
             handle.load_state_dict(older)

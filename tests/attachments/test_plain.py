@@ -141,7 +141,7 @@ def _owed(rank, world):
         model.zero_grad()
         x, label = batch(rank, step)
         nn.functional.cross_entropy(model(x, both), label).backward()
-        debts.append(handle.state_dict()["memory"]["residual"]["other.weight"])
+        debts.append(handle.memory.state()["residual"]["other.weight"])
     return debts, model.other.weight.grad, model.count.item()
 
 

@@ -6,7 +6,7 @@
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,7 @@ def attach(
     parameters = parameter_names(model)
     groups = group_names(parameters, optimizer)
     core: Any = getattr(model, "_orig_mod", model)
-    if (earlier := _ATTACHED.get(core)) is not None and not earlier.closed:
+    if core in _ATTACHED and (earlier := _ATTACHED[core]()) is not None and not earlier.closed:
         raise ConfigError(f"this model already speaks {str(earlier.strategy)!r}; close that handle first")
     numels = {name: parameter.numel() for name, parameter in parameters.items()}
     handle = Handle(parsed, numels, seed=seed, records=records)
@@ -73,7 +73,7 @@ def attach(
         inside = core.process_group if kind == "ddp" else None
         trigger = cast("Trigger", parsed.when)
         attach_gossip(handle, trigger, parsed.who, optimizer, parameters, Rest.of(core), timeout, inside)
-        _ATTACHED[core] = handle
+        _ATTACHED[core] = ref(handle)
         return handle
     if not dist.is_available() or not dist.is_initialized():
         return handle  # one process: there is nobody to talk to
@@ -111,11 +111,12 @@ def attach(
         from tacit.attachments.plain import attach_plain
 
         attach_plain(handle, core, parameters, groups, bucket_nbytes, group, timeout)
-    _ATTACHED[core] = handle
+    _ATTACHED[core] = ref(handle)
     return handle
 
 
-_ATTACHED: "WeakKeyDictionary[nn.Module, Handle]" = WeakKeyDictionary()
+# Weak on both sides: the hooks of the model, or of the optimizer, keep a handle alive that its owner has dropped.
+_ATTACHED: "WeakKeyDictionary[nn.Module, ref[Handle]]" = WeakKeyDictionary()
 
 
 def _kind(model: nn.Module) -> str:

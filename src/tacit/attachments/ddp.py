@@ -5,6 +5,7 @@ a copy wherever these lie inside one of DDP's. Accumulation, unused parameters a
 """
 
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -16,7 +17,16 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire
+from tacit.attachments.handle import (
+    Handle,
+    agree,
+    leave_group,
+    leave_with,
+    left_on_failure,
+    open_wire,
+    weakly,
+    when_dropped,
+)
 from tacit.buckets import Bucket, clean_name, digest_of, plan
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
@@ -32,18 +42,19 @@ def attach_ddp(
 ) -> None:
     if dist.get_world_size(ddp.process_group) == 1:
         return
-    wire = open_wire(handle.strategy, ddp.process_group, timeout)
-    reduced = _reduced(ddp)
-    buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
-    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-    attachment = DdpAttachment(handle, ddp, wire, buckets)
-    try:
-        ddp.register_comm_hook(attachment, _hook)
-    except RuntimeError as cause:
-        attachment.close()
-        raise ConfigError(
-            "this DDP module already has a communication hook; attach a fresh DDP(model)"
-        ) from cause
+    with left_on_failure(open_wire(handle.strategy, ddp.process_group, timeout)) as wire:
+        reduced = _reduced(ddp)
+        buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
+        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+        attachment = DdpAttachment(handle, ddp, wire, buckets)
+        try:
+            ddp.register_comm_hook(attachment, _hook)
+        except RuntimeError as cause:
+            attachment.close()
+            raise ConfigError(
+                "this DDP module already has a communication hook; attach a fresh DDP(model)"
+            ) from cause
+        leave_with(attachment, wire)
     handle.fasten(attachment)
 
 
@@ -59,13 +70,17 @@ class DdpAttachment:
     def __init__(
         self, handle: Handle, ddp: nn.parallel.DistributedDataParallel, wire: Wire, buckets: list[Bucket]
     ):
-        self.wire, self._ddp = wire, ddp
+        self.wire, self.group = wire, ddp.process_group
+        self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
         strategy = handle.strategy
         self.exchange: Exchange | None = Exchange(
             wire, strategy.scheme, strategy.what, handle.stats, device=buckets[0].device, seed=handle.seed
         )
-        self.exchange.on_fail = self._fail  # DDP may be waiting for futures that will not come any more
+        self.exchange.on_fail = weakly(
+            self._fail
+        )  # DDP may be waiting for futures that will not come any more
+        when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
         self._pending: dict[str, _Pending] = {}
 
@@ -96,7 +111,9 @@ class DdpAttachment:
             pending.fail(error)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = self._ddp.no_sync()
+        ddp = self._ddp()
+        assert ddp is not None, "the handle outlived its DDP module"
+        context: AbstractContextManager[None] = ddp.no_sync()
         return context
 
     def close(self) -> None:
@@ -140,7 +157,7 @@ class _Pending:
 def _hook(attachment: DdpAttachment, bucket: GradBucket) -> Future[Tensor]:
     if attachment.exchange is not None:
         return attachment.take(bucket)
-    group = attachment._ddp.process_group  # closed: DDP's hook cannot be taken off, so do what DDP does
+    group = attachment.group  # closed: DDP's hook cannot be taken off, so do what DDP does
     buffer = bucket.buffer().div_(dist.get_world_size(group))
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tacit.attachments.handle import Handle
 from tacit.attachments.hosts import Follower, Host
+from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
@@ -300,6 +301,14 @@ class GossipAttachment:
             self._island.gather_in()
         self._kept_model().copy_(self._island.snapshot)
         return {"step": self._island.step, "top_lr": self._island.top_lr}
+
+    def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuses what `save` cannot have returned."""
+        top_lr = state.get("top_lr")
+        need(state, "step", is_whole(state.get("step"), 0), "a whole number of at least 0")
+        good = isinstance(top_lr, float) and 0 <= top_lr < float("inf")
+        need(state, "top_lr", good, "a finite number of at least 0")
+        need_all(memory, ["model"], self.numels)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """This rank's model as it was. One that came late to ranks that have come further keeps what it has taken from them."""

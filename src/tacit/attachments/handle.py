@@ -1,23 +1,30 @@
 """What `attach` returns: figures, state and the way out."""
 
+import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tacit import memory as memories
-from tacit.errors import ConfigError, PairingError
+from tacit import checkpoints
+from tacit.errors import CheckpointError, ConfigError, PairingError
 from tacit.memory import Memory
 from tacit.records import Recorder
 from tacit.requests import Gather, seed_of
 from tacit.stats import Stats
 from tacit.strategy import Strategy
 from tacit.transports import Opens, Wire
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+    from torch.distributed.checkpoint.storage import StorageReader
 
 
 class Attachment(Protocol):
@@ -45,11 +52,19 @@ class Parting(Attachment, Protocol):
     def consensus(self) -> float: ...
     def settle(self) -> None: ...
     def save(self) -> dict[str, Any]: ...
+
+    def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Raises CheckpointError unless `load` can go on from `state`, and from `memory` beside it."""
+        ...
+
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Handle:
-    """One strategy on one model on one rank. `close()` gives the model back to plain float32 exchange."""
+    """One strategy on one model on one rank, until `close()`.
+
+    It is a `torch.distributed.checkpoint` `Stateful`: `dcp.save({"model": ..., "tacit": handle})` keeps every rank's memory.
+    """
 
     def __init__(
         self, strategy: Strategy, numels: dict[str, int], *, seed: int = 0, records: str | Path | None = None
@@ -65,13 +80,18 @@ class Handle:
         self.loss: float | None = None  # as last told
         self.listen: Callable[..., None] | None = None  # hears what is recorded, file or not
         self._attachment: Attachment | None = None
-        self._records = Recorder(records) if records is not None else None
+        self._group_lane: int | None = None
+        self._parts = False
+        self._records = _recorder(records) if records is not None else None
+        self._records_failed = False
 
     def fasten(self, attachment: Attachment) -> None:
         """Called once by the attachment, when all ranks have agreed."""
         self._attachment = attachment
+        self._parts = isinstance(attachment, Parting)
         if attachment.wire is not None:
             self.rank, self.world = attachment.wire.rank, attachment.wire.world
+            self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
         self.numels = attachment.numels
 
     def stepped(self, numel: int) -> None:
@@ -82,11 +102,24 @@ class Handle:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
 
     def record(self, kind: str, **fields: Any) -> None:
-        """One line in the file of records, where there is one, and a word to who listens."""
+        """One line in the file of records, where there is one, and a call of who listens. A full disk costs records, not the training."""
         if self.listen is not None:
             self.listen(kind, **fields)
         if self._records is not None:
-            self._records.record(kind, rank=self.rank, **fields)
+            with self._unless_disk_fails(self._records):
+                self._records.record(kind, rank=self.rank, **fields)
+
+    @contextmanager
+    def _unless_disk_fails(self, records: Recorder) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            if not self._records_failed:
+                self._records_failed = True
+                warnings.warn(
+                    f"records={records.path}: {cause.strerror}; records are lost until it can be written again, and training goes on",
+                    stacklevel=2,
+                )
 
     def told(self, loss: float | torch.Tensor) -> None:
         """The loss of this step, for rules that go by it (`adacomm`)."""
@@ -107,57 +140,114 @@ class Handle:
         return self._attachment.no_sync() if self._attachment else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: tensors, numbers and text only, so it loads with `weights_only=True`.
+        """This rank's state, under a name that no other rank's has: copies, of tensors, numbers and text only (`weights_only=True`).
 
         Where ranks' models part between rounds it holds this rank's model too; its optimizer is for you to save.
         """
-        parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
-        return parted | {
-            "format": memories.FORMAT,
-            "strategy": str(self.strategy),
-            "world": self.world,
-            "rank": self.rank,
-            "step": self.step,
-            "seed": self.seed,
-            "memory": self.memory.state(),
-        }
+        return {checkpoints.key_of(self._process): (self._own_state(),)}
 
     def full_state_dict(self) -> dict[str, Any]:
         """Every rank's state, on every rank: for checkpoints that one rank writes. All ranks must call it."""
         if self.closed:
             raise ConfigError("the handle is closed; take full_state_dict() before close()")
-        states: list[Any] = [self.state_dict()]
+        states: list[Any] = [self._own_state()]
         if self._attachment is not None:
             if self._attachment.wire is None:
                 raise ConfigError(
                     "ranks that gossip have no process group to gather states in; save state_dict() of each"
                 )
             states = [None] * self.world
-            dist.all_gather_object(states, self.state_dict(), group=self._attachment.wire.group)
-        return {"format": memories.FORMAT, "ranks": states}
+            dist.all_gather_object(states, self._own_state(), group=self._attachment.wire.group)
+        return {"format": checkpoints.FORMAT, "ranks": states}
 
     def load_state_dict(self, state: Any) -> None:
         """Goes on from `state`: this rank's own, a full one, or a list of all ranks' states.
 
         In the same world the next step has the same bits as in an unbroken run (in gossip, whose ranks meet when they like, the
         same model). In another world every rank takes the mean of the old memories, which keeps what is still owed to the model.
+        A state that cannot be loaded is refused with a CheckpointError, before anything has changed.
         """
-        chosen = memories.pick(state, rank=self.rank, world=self.world, strategy=str(self.strategy))
-        if isinstance(self._attachment, Parting):
-            self._attachment.settle()  # what is still being heard must not land in the memory that is loaded
-        self.memory.load(chosen["memory"], self.numels)
-        self.step, self.seed = int(chosen["step"]), int(chosen["seed"])
-        if isinstance(self._attachment, Parting):
-            self._attachment.load(chosen["round"])
+        if self.closed:
+            raise ConfigError(
+                "the handle is closed; attach the model again, and load the state into that handle"
+            )
+        place = checkpoints.Place(self.rank, self.world, self._lane)
+        chosen = checkpoints.pick(state, place, str(self.strategy), self.numels)
+        parting = self._attachment if isinstance(self._attachment, Parting) else None
+        if parting is not None:
+            checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
+            parting.check(chosen["round"], chosen["memory"])
+            parting.settle()  # what is still being received must not land in the memory that is loaded
+        self.memory.load(chosen["memory"])
+        self.step, self.seed = chosen["step"], chosen["seed"]
+        if parting is not None:
+            parting.load(chosen["round"])
+
+    def resharded(self, checkpoint: "str | os.PathLike[str] | StorageReader") -> "Stateful":
+        """What to load in place of the handle where the checkpoint may be of another number of ranks.
+
+            dcp.load({"model": ..., "tacit": handle.resharded(path)}, checkpoint_id=path)
+
+        It reads the checkpoint's list of contents, and asks for this rank's state in the same world, for all ranks' in another.
+        """
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.storage import StorageReader
+
+        reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
+        try:
+            names = reader.read_metadata().state_dict_metadata
+        except OSError as cause:
+            raise CheckpointError(
+                f"{checkpoint} is no checkpoint of torch.distributed.checkpoint's"
+            ) from cause
+        saved = checkpoints.processes_in(names)
+        if not saved:
+            raise CheckpointError(
+                f'{checkpoint} holds no state of tacit; save it with dcp.save({{"tacit": handle, ...}})'
+            )
+        same = saved == list(range(dist.get_world_size() if _distributed() else 1))
+        return _Resharded(self, [self._process] if same else saved)
+
+    @property
+    def _process(self) -> int:
+        """This process's number among all, also those that this handle exchanges nothing with."""
+        return dist.get_rank() if _distributed() else self.rank
+
+    @property
+    def _lane(self) -> int:
+        """The first process of those that this one exchanges with: 0 but where hosts have several such sets."""
+        if self._group_lane is not None:
+            return self._group_lane
+        return self._process - self.rank * (dist.get_world_size() // self.world) if _distributed() else 0
+
+    def _own_state(self) -> dict[str, Any]:
+        if self.closed and self._parts:
+            raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
+        parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
+        return parted | {
+            "format": checkpoints.FORMAT,
+            "strategy": str(self.strategy),
+            "world": self.world,
+            "rank": self.rank,
+            "lane": self._lane,
+            "step": self.step,
+            "seed": self.seed,
+            "memory": self.memory.state(),
+        }
 
     def close(self) -> None:
-        """Ends tacit's threads and files; safe to call twice."""
+        """Takes tacit off the model, and ends its threads and files; safe to call twice.
+
+        DDP averages in float32 from then on, as it did before, and so does FSDP2 (with `group=`, between the replicas too). A plain
+        module has no exchange of its own to return to: its gradients are each rank's own again, and models that rules merge part.
+        """
         self.closed = True
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.close()
         if self._records is not None:
-            self._records.close()
+            with self._unless_disk_fails(self._records):
+                self._records.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,12 +256,46 @@ class Handle:
         self.close()
 
 
+class _Resharded:
+    """A handle, for one `dcp.load` that reads the states of other processes too."""
+
+    def __init__(self, handle: Handle, processes: Sequence[int]):
+        self._handle, self._processes = handle, processes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {checkpoints.key_of(process): None for process in self._processes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._handle.load_state_dict(state_dict)
+
+
+def _recorder(path: str | Path) -> Recorder:
+    try:
+        return Recorder(path)
+    except OSError as cause:
+        raise ConfigError(f"records={path}: {cause.strerror}; name a file that can be written") from cause
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
 def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
     """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
-    wire = Wire(own_group(parent, timeout))
-    if isinstance(strategy.scheme, Opens):
-        strategy.scheme.open(wire, timeout or _timeout_of(parent))
+    with left_on_failure(Wire(own_group(parent, timeout))) as wire:
+        if isinstance(strategy.scheme, Opens):
+            strategy.scheme.open(wire, timeout or _timeout_of(parent))
     return wire
+
+
+@contextmanager
+def left_on_failure(wire: Wire) -> Iterator[Wire]:
+    """`wire`, which is closed if the block fails: an attach that is refused leaves nothing open."""
+    try:
+        yield wire
+    except BaseException:
+        leave_group(wire)
+        raise
 
 
 def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> dist.ProcessGroup:
@@ -196,12 +320,34 @@ def _backend_name(group: dist.ProcessGroup | None) -> str | None:
 
 
 def leave_group(wire: Wire) -> None:
-    """Frees the sockets and threads of what `open_wire` made."""
+    """Frees the sockets and threads of what `open_wire` made; safe to call twice."""
     outside, wire.outside = wire.outside, None
     if dist.is_initialized():
         if outside is not None:
             outside.close()
-        dist.destroy_process_group(wire.group)
+        with suppress(ValueError):  # left already
+            dist.destroy_process_group(wire.group)
+
+
+def leave_with(owner: object, wire: Wire) -> None:
+    """Frees `wire` when `owner` is dropped, for those who never call close()."""
+    when_dropped(owner, leave_group, wire)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """`method`, for threads and hooks that must not keep its object alive: once that is gone, it does nothing."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (found := weak()) is not None:
+            found(*args)
+
+    return call
+
+
+def when_dropped(owner: object, end: Callable[..., None], *args: object) -> None:
+    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already."""
+    weakref.finalize(owner, end, *args).atexit = False
 
 
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

@@ -10,15 +10,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isfinite
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike
+from tacit.attachments.handle import (
+    Handle,
+    agree,
+    leave_group,
+    leave_with,
+    left_on_failure,
+    open_wire,
+    start_alike,
+    when_dropped,
+)
 from tacit.attachments.plain import PlainAttachment
 from tacit.buckets import Bucket, digest_of, plan
+from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError
 from tacit.exchange import Exchange, Job
 from tacit.memory import BucketSlots
@@ -44,11 +55,13 @@ def attach_merging(
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
     if dist.get_world_size(group) == 1:
         return
-    wire = open_wire(handle.strategy, group, timeout)
-    buckets = plan(parameters, groups, bucket_nbytes)
-    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-    start_alike(wire, model)
-    handle.fasten(MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets))
+    with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
+        buckets = plan(parameters, groups, bucket_nbytes)
+        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+        start_alike(wire, model)
+        attachment = MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets)
+        leave_with(attachment, wire)
+    handle.fasten(attachment)
 
 
 @dataclass(slots=True)
@@ -94,11 +107,14 @@ class MergingAttachment:
         """Begins to say gradients, or differences of models."""
         handle, wire, strategy = self._handle, self.wire, self._handle.strategy
         if gradients:
-            self._opening = PlainAttachment(handle, wire, strategy.first, self._parameters, self._buckets)
+            self._opening = PlainAttachment(
+                handle, wire, strategy.first, self._parameters, self._buckets, held=False
+            )  # the optimizer's hook holds this one
             self._exchange = self._opening.exchange
         else:
             who, what, device = strategy.scheme, strategy.what, self._buckets[0].device
             self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
+            when_dropped(self, self._exchange.drop)
 
     def _release(self) -> None:
         if self._opening is None:
@@ -220,6 +236,23 @@ class MergingAttachment:
             "first_loss": self._first_loss,
             "said": said,
         }
+
+    def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuses what `save` cannot have returned under this rule and with these buckets."""
+        gradients, said = state.get("gradients", False), state.get("said")
+        need(state, "gradients", gradients is False or (gradients is True and self._rule.after > 0), "False")
+        longest = self._rule.period(0, None)
+        need(state, "period", is_whole(state.get("period"), 1, longest), f"from 1 to {longest}")
+        most = self._rule.after - 1 if gradients else state["period"] - 1
+        need(state, "since", is_whole(state.get("since"), 0, most), f"from 0 to {most}")
+        first_loss = state.get("first_loss", "")
+        finite = isinstance(first_loss, float) and isfinite(first_loss)
+        need(state, "first_loss", first_loss is None or finite, "a finite number, or None")
+        indices = {str(bucket.index): bucket for bucket in self._buckets}
+        good = isinstance(said, Mapping) and all(i in indices and is_whole(said[i], 0) for i in said)
+        need(state, "said", good, f"a dict from buckets 0 to {len(indices) - 1} to steps")
+        need_all(memory, [_MODEL] if gradients else [_MODEL, ANCHOR], self.numels)
+        need_all(memory, [_HEARD, _OWN], [name for i in said or () for name in indices[i].names])
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:

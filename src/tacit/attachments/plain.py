@@ -4,6 +4,7 @@ Gradients leave while the pass runs. Which parameters took part is agreed with o
 no rank used keeps its gradient as it was (None at first), one that only others used gets their mean.
 """
 
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -13,8 +14,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike, switched_off
+from tacit.attachments.handle import (
+    Handle,
+    agree,
+    leave_group,
+    leave_with,
+    left_on_failure,
+    open_wire,
+    start_alike,
+    switched_off,
+    weakly,
+    when_dropped,
+)
 from tacit.buckets import Bucket, digest_of, plan
+from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.transports import Wire
@@ -31,11 +44,13 @@ def attach_plain(
 ) -> None:
     if dist.get_world_size(group) == 1:
         return
-    wire = open_wire(handle.strategy, group, timeout)
-    buckets = plan(parameters, groups, bucket_nbytes)
-    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-    start_alike(wire, model)
-    handle.fasten(PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets))
+    with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
+        buckets = plan(parameters, groups, bucket_nbytes)
+        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+        start_alike(wire, model)
+        attachment = PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets)
+        leave_with(attachment, wire)
+    handle.fasten(attachment)
 
 
 class PlainAttachment:
@@ -48,42 +63,57 @@ class PlainAttachment:
         codec: Codec,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        *,
+        held: bool = True,
     ):
-        self.wire, self._handle, self._codec, self._parameters = wire, handle, codec, parameters
+        """`held`: the parameters' hooks keep it alive, for those who drop the handle and train on."""
+        self.wire, self._handle, self._codec = wire, handle, codec
+        # A parameter has its hooks in C++, where the garbage collector does not look: what they hold must not hold the parameter.
+        self._refs = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
+        arrive = self._arrive if held else weakly(self._arrive)
         who, device = handle.strategy.scheme, buckets[0].device
         self.exchange = Exchange(wire, who, codec, handle.stats, device=device, seed=handle.seed)
+        when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
         self._sync = True
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._arrive(name))
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: arrive(name, p.grad))
             for name, parameter in parameters.items()
         ]
+
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        found = {name: parameter for name, ref in self._refs.items() if (parameter := ref()) is not None}
+        if gone := next((name for name in self._refs if name not in found), None):
+            raise ConfigError(
+                f"parameter {gone!r} is gone from the model; close the handle and attach the model anew"
+            )
+        return found
 
     @property
     def numels(self) -> dict[str, int]:
         return self._backward.numels
 
-    def _arrive(self, name: str) -> None:
+    def _arrive(self, name: str, gradient: Tensor | None) -> None:
         if not self._sync:
             return
         if not self._backward.started:
             call_after_backward(self._finish)
-        gradient = self._parameters[name].grad
         assert gradient is not None
         self._backward.arrive(name, gradient.detach().reshape(-1))
 
     def _finish(self) -> None:
-        arrived = self._backward.arrived
-        used = torch.tensor([p.grad is not None for p in self._parameters.values()], dtype=torch.uint8)
-        for name, parameter in self._parameters.items():
+        arrived, parameters = self._backward.arrived, self._parameters
+        used = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
+        for name, parameter in parameters.items():
             if name not in arrived:
                 kept = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
                 self._backward.arrive(name, kept.detach().reshape(-1))
         means = dict(arrived)
         self._backward.finish()
-        device = next(iter(self._parameters.values())).device
+        device = next(iter(parameters.values())).device
         anywhere = self.exchange.ask(Max(used.to(device))).tolist()
-        for (name, parameter), somewhere in zip(self._parameters.items(), anywhere, strict=True):
+        for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
             elif self._codec.traits.remembers:

@@ -1,0 +1,135 @@
+"""A handle ends with what it sits on: refused, dropped or closed, it leaves no thread and no file behind, and plain exchange."""
+
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+from toys import deep, flat, loss_of, train
+
+import tacit
+from tacit.errors import ConfigError
+
+KINDS = {
+    "plain": "every / ef(int4) / sharded",
+    "ddp": "every / ef(int4) / sharded",
+    "fsdp2": "every / ef(int4) / sharded",
+    "diloco": "diloco(2) / ef(int4) / sharded",
+    "diloco among gradients": "diloco(2, after=9) / ef(int4) / sharded",
+    "diloco after gradients": "diloco(2, after=2) / ef(int4) / sharded",
+}
+
+
+def _made(kind):
+    model = deep(layers=2)
+    if kind == "ddp":
+        model = DDP(model)
+    if kind == "fsdp2":
+        fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def _attached(kind, text, **options):
+    model, optimizer = _made(kind)
+    return model, optimizer, tacit.attach(model, optimizer, text, **options)
+
+
+def _whole(gradient):
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
+
+
+def _open():
+    """Files, threads of the process, and threads of tacit's, once those that are told to end have ended."""
+    gc.collect()
+    own = [thread for thread in threading.enumerate() if thread.name.startswith("tacit")]
+    for thread in own:
+        thread.join(5)
+    own = [thread for thread in own if thread.is_alive()]
+    gc.collect()
+    files, threads = (len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task"))
+    return files, threads, len(own)
+
+
+def _refuse(kind, rank, folder):
+    with pytest.raises(ConfigError):
+        _attached(
+            kind,
+            KINDS[kind] if rank else KINDS[kind].replace("int4", "int8"),
+            records=f"{folder}/{rank}.jsonl",
+        )
+
+
+def _drop(kind, rank, folder):
+    model, optimizer, _ = _attached(kind, KINDS[kind], records=f"{folder}/{rank}.jsonl")
+    train(model, optimizer, rank, range(3))
+
+
+def _again_and_again(rank, world, kind, end, folder):
+    once = _refuse if end == "refused" else _drop
+    once(kind, rank, folder)
+    before = _open()
+    for _ in range(5):
+        once(kind, rank, folder)
+    torch.distributed.barrier()
+    return before, _open()
+
+
+@pytest.mark.parametrize("end", ["refused", "dropped"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handle_that_was_refused_or_dropped_leaves_no_file_and_no_thread(ranks, tmp_path, kind, end):
+    for before, after in ranks.run(2, _again_and_again, kind, end, str(tmp_path)):
+        assert before[2] == after[2] == 0
+        assert after[0] <= before[0] and after[1] <= before[1]
+
+
+def _handle_dropped(rank, world, kind):
+    """Whether ranks still exchange, and how many handles there are: the model keeps it."""
+    model, optimizer, _ = _attached(kind, KINDS[kind])
+    gc.collect()
+    train(model, optimizer, rank, range(6))
+    gc.collect()
+    return flat(model), sum(isinstance(found, tacit.Handle) for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", ["plain", "ddp", "diloco", "diloco among gradients"])
+def test_ranks_exchange_on_when_only_the_handle_is_dropped(ranks, kind):
+    (first, handles), (second, _) = ranks.run(2, _handle_dropped, kind)
+    assert handles == 1 and torch.equal(first, second)
+
+
+# ---- close()
+
+
+def _closed(rank, world, kind, text):
+    """Gradients of one step after close(), and what is left on parameters and optimizer."""
+    model, optimizer, handle = (*_made(kind), None)
+    if text is not None:
+        handle = tacit.attach(model, optimizer, text)
+        train(model, optimizer, rank, range(3))
+        handle.close()
+        handle.close()
+        with torch.no_grad():
+            for parameter, start in zip(model.parameters(), _made(kind)[0].parameters(), strict=True):
+                parameter.copy_(start)
+    before = _open()[2]
+    model.zero_grad()
+    loss_of(model, rank, 7).backward()
+    grads = [_whole(p.grad) for p in model.parameters()]
+    left = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    return grads, sum(left) + len(optimizer._optimizer_step_post_hooks) + before
+
+
+@pytest.mark.parametrize("kind", ["plain", "ddp", "fsdp2", "diloco", "diloco among gradients"])
+def test_close_gives_the_model_back_as_it_was(ranks, kind):
+    """DDP and FSDP2 average in float32, with the bits of one that tacit never saw; a plain module's gradients are the rank's own."""
+    closed, never = (ranks.run(2, _closed, kind, text) for text in (KINDS[kind], None))
+    for (grads, left), (expected, _) in zip(closed, never, strict=True):
+        assert left == 0
+        assert all(torch.equal(got, grad) for got, grad in zip(grads, expected, strict=True))
+    alike = all(torch.equal(a, b) for a, b in zip(closed[0][0], closed[1][0], strict=True))
+    assert alike == (kind in ("ddp", "fsdp2"))
