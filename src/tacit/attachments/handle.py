@@ -1,6 +1,6 @@
 """What `attach` returns: figures, state and the way out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tacit import memory as memories
-from tacit.errors import ConfigError, PairingError
+from tacit.errors import ConfigError
 from tacit.memory import Memory
 from tacit.records import Recorder
-from tacit.requests import Gather, seed_of
 from tacit.stats import Stats
 from tacit.strategy import Strategy
 from tacit.transports import Opens, Wire
@@ -170,7 +169,7 @@ def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: tim
     """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
     wire = Wire(own_group(parent, timeout))
     if isinstance(strategy.scheme, Opens):
-        strategy.scheme.open(wire, timeout or _timeout_of(parent))
+        strategy.scheme.open(wire, timeout or timeout_of(parent))
     return wire
 
 
@@ -180,7 +179,7 @@ def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> di
     whole = len(ranks) == dist.get_world_size()
     made = dist.new_group(
         ranks,
-        timeout=timeout or _timeout_of(parent),
+        timeout=timeout or timeout_of(parent),
         backend=_backend_name(parent),
         use_local_synchronization=not whole,
     )
@@ -204,7 +203,7 @@ def leave_group(wire: Wire) -> None:
         dist.destroy_process_group(wire.group)
 
 
-def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     found: timedelta | None = getattr(_backend(group).options, "_timeout", None)
     return found
 
@@ -224,30 +223,6 @@ def _backend(group: dist.ProcessGroup | None) -> Any:
     group = group or dist.group.WORLD
     assert group is not None
     return group._get_backend(_device(group))
-
-
-def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
-    """Raises PairingError, on every rank, unless all ranks attached the same strategy to the same model."""
-    strategy.check(wire.world)
-    digest = seed_of(strategy, *facts).to_bytes(8, "little")
-    text = str(strategy).encode()[:120]
-    own = torch.zeros(128, dtype=torch.uint8)
-    own[: 8 + len(text)] = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
-    notes = wire.answer(strategy.scheme, Gather(own.to(_device(wire.group))), 0)
-    wire.sent_nbytes = 0
-    said = [bytes(note.cpu().tolist()) for note in notes]
-    other = next((rank for rank, note in enumerate(said) if note != said[0]), None)
-    if other is None:
-        return
-    texts = [note[8:].rstrip(b"\0").decode(errors="replace") for note in (said[0], said[other])]
-    if texts[0] != texts[1]:
-        difference = f"rank 0 attached {texts[0]!r} and rank {other} attached {texts[1]!r}; give all ranks one strategy"
-    else:
-        difference = (
-            f"rank 0 and rank {other} attached {texts[0]!r} to different models, bucket sizes or seeds; "
-            f"build the same model on all ranks"
-        )
-    raise PairingError(difference)
 
 
 def start_alike(wire: Wire, model: nn.Module) -> None:

@@ -1,7 +1,8 @@
 """A plain module, made to behave like a DDP one: same start on all ranks, means after every backward pass.
 
 Gradients leave while the pass runs. Which parameters took part is agreed with one tiny Max a step: a parameter that
-no rank used keeps its gradient as it was (None at first), one that only others used gets their mean.
+no rank used keeps its gradient as it was (None at first), one that only others used gets their mean. The note of guard.py
+rides along with it.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.attachments.agreement import agree
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.handle import Handle, agree, leave_group, open_wire, start_alike, switched_off
+from tacit.attachments.guard import Guard, Watch
+from tacit.attachments.handle import Handle, leave_group, open_wire, start_alike, switched_off
 from tacit.buckets import Bucket, digest_of, plan
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
@@ -28,14 +31,16 @@ def attach_plain(
     bucket_nbytes: int,
     group: dist.ProcessGroup | None,
     timeout: timedelta | None,
+    check_every: int,
 ) -> None:
     if dist.get_world_size(group) == 1:
         return
-    wire = open_wire(handle.strategy, group, timeout)
     buckets = plan(parameters, groups, bucket_nbytes)
-    agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
+    agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
+    wire = open_wire(handle.strategy, group, timeout)
     start_alike(wire, model)
-    handle.fasten(PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets))
+    guard = Guard(handle, Watch(model), lambda: parameters, check_every, buckets[0].device)
+    handle.fasten(PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets, guard))
 
 
 class PlainAttachment:
@@ -48,8 +53,10 @@ class PlainAttachment:
         codec: Codec,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        guard: Guard,
     ):
         self.wire, self._handle, self._codec, self._parameters = wire, handle, codec, parameters
+        self._guard = guard
         who, device = handle.strategy.scheme, buckets[0].device
         self.exchange = Exchange(wire, who, codec, handle.stats, device=device, seed=handle.seed)
         self._backward = Backward(handle, self.exchange, buckets)
@@ -82,7 +89,10 @@ class PlainAttachment:
         means = dict(arrived)
         self._backward.finish()
         device = next(iter(self._parameters.values())).device
-        anywhere = self.exchange.ask(Max(used.to(device))).tolist()
+        note = self._guard.note()
+        answer = self.exchange.ask(Max(torch.cat([used.to(device), note.sent])))
+        self._guard.judge(note, answer[len(used) :], self.exchange.ask)
+        anywhere = answer[: len(used)].tolist()
         for (name, parameter), somewhere in zip(self._parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
