@@ -44,6 +44,10 @@ class TransportError(TacitError):
     """The other ranks can no longer be reached: restart from the last checkpoint."""
 
 
+class DivergenceError(TacitError):
+    """Ranks hold different bits where all should hold the same: restart from a checkpoint before that."""
+
+
 class ConformanceError(TacitError):
     """A codec broke the contract of the conversation: it is a bug in the codec."""
 

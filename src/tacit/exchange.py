@@ -108,14 +108,23 @@ class Exchange:
 
     def ask(self, request: Request, group: str = "control") -> Any:
         """The answer to a single request, in its place in the order; blocks."""
+        return self.start(request, group)()
+
+    def start(self, request: Request, group: str = "control") -> Callable[[], Any]:
+        """Sends a single request, in its place in the order; what is returned waits for the answer."""
         answers: list[Any] = []
 
         def talk() -> Conversation:
             answers.append((yield request))
             return Heard(torch.empty(0))
 
-        self.wait([self.submit(talk(), 1, lambda heard: None, group, 0)])
-        return answers[0]
+        job = self.submit(talk(), 1, lambda heard: None, group, 0)
+
+        def answer() -> Any:
+            self.wait([job])
+            return answers[0]
+
+        return answer
 
     def submit(
         self, talk: Conversation, rounds: int, finish: Callable[[Heard], None], group: str, seed: int

@@ -101,7 +101,7 @@ def _trained(rank, world, broken_at=0):
         handle.load_state_dict(kept[0])
         optimizer.load_state_dict(kept[1])
     train(model, optimizer, rank, range(broken_at, STEPS))
-    return flat(model), handle.stats.sent_nbytes
+    return flat(model), handle.stats.sent_nbytes - handle.stats.as_dict()["sent_by_group"]["control"]
 
 
 def _backwards(model):

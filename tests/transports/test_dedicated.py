@@ -26,7 +26,7 @@ def _train_with(rank, world, codec, who):
     text = f"every / {codec} / dedicated(rank={server})" if who == "dedicated" else f"every / {codec} / {who}"
     with tacit.attach(model, None, text, bucket="20kB") as handle:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), rank, range(3))
-        return flat(model), handle.stats.as_dict()["sent_nbytes"]
+        return flat(model), handle.stats.as_dict()["sent_by_group"]["0"]
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -3,6 +3,7 @@
 (The room is not called `attach`: importing a submodule of that name would hide the function `tacit.attach`.)
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tacit.attachments.agreement import Agreement, agree
+from tacit.attachments.guard import CHECK_EVERY, watch_steps
 from tacit.attachments.handle import Attachment, Handle
+from tacit.attachments.kinds import kind_of, refuse_lone_rank, warn_of_early_steps, warn_of_lone_group
 from tacit.buckets import group_names, parameter_names
 from tacit.errors import ConfigError
 from tacit.gossip.partners import Gossip
@@ -35,6 +39,7 @@ def attach(
     group: dist.ProcessGroup | None = None,
     timeout: timedelta | None = None,
     records: str | Path | None = None,
+    check_every: int = CHECK_EVERY,
 ) -> Handle:
     """A handle on `model`, whose ranks from now on talk as `strategy` says. Call it on all ranks alike.
 
@@ -46,23 +51,30 @@ def attach(
     group's) bounds every wait, and in gossip, which waits for nobody, the start; `records` names a JSONL file that gets one record a step. For a plain module `group` is
     the ranks that share it; for FSDP2 it is the replicas on other hosts, whose all-reduce then takes the strategy.
     (FSDP2 cuts its own units and uses its own groups: `bucket` and `timeout` say nothing there.)
+
+    Every `check_every` steps ranks compare a checksum of what all of them should hold alike; 0 turns that off. See docs/attach.md.
     """
     parsed = Strategy.parse(strategy)
     bucket_nbytes = parse_size(bucket)
     if bucket_nbytes < 1:
         raise ConfigError(f"bucket={bucket}: a bucket has at least one byte; the default is 4MiB")
+    if not isinstance(check_every, int) or check_every < 0:
+        raise ConfigError(
+            f"check_every={check_every!r}: steps between two checks of equal bits, or 0 for none"
+        )
     parameters = parameter_names(model)
     groups = group_names(parameters, optimizer)
     core: Any = getattr(model, "_orig_mod", model)
     if core in _ATTACHED and (earlier := _ATTACHED[core]()) is not None and not earlier.closed:
         raise ConfigError(f"this model already speaks {str(earlier.strategy)!r}; close that handle first")
+    kind = kind_of(core)
     numels = {name: parameter.numel() for name, parameter in parameters.items()}
     handle = Handle(parsed, numels, seed=seed, records=records)
     if isinstance(parsed.who, Gossip):
         from tacit.attachments.gossiping import attach_gossip
         from tacit.gossip.rest import Rest
 
-        if (kind := _kind(core)) == "fsdp2":
+        if kind == "fsdp2":
             raise ConfigError(
                 f"{parsed} moves whole models, and FSDP2 has cut this one; attach the plain module, or use DDP inside a host"
             )
@@ -72,12 +84,21 @@ def attach(
             )
         inside = core.process_group if kind == "ddp" else None
         trigger = cast("Trigger", parsed.when)
-        attach_gossip(handle, trigger, parsed.who, optimizer, parameters, Rest.of(core), timeout, inside)
+        agreed = _agreement_of_gossip(parsed, inside, timeout)
+        attach_gossip(
+            handle, trigger, parsed.who, optimizer, parameters, Rest.of(core), timeout, inside, agreed
+        )
+        if optimizer is not None and handle.world > 1:
+            watch_steps(handle, optimizer, core, inside)
         _ATTACHED[core] = ref(handle)
         return handle
     if not dist.is_available() or not dist.is_initialized():
+        refuse_lone_rank()
         return handle  # one process: there is nobody to talk to
-    kind = _kind(core)
+    warn_of_lone_group(core.process_group if kind == "ddp" and group is None else group)
+    gradients = parsed.when.speaks == "gradients" or getattr(parsed.when, "after", 0) > 0
+    if gradients and kind != "fsdp2":  # which calls such hooks when the mean is there
+        warn_of_early_steps(parameters)
     if parsed.when.speaks == "models":
         from tacit.attachments.merging import attach_merging
 
@@ -96,21 +117,25 @@ def attach(
                 f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; train those steps first, and attach "
                 f"a rule without after, such as local({rule.period(0, None)})"
             )
-        attach_merging(handle, rule, core, optimizer, parameters, groups, bucket_nbytes, group, timeout)
+        if kind == "ddp":
+            agree(core.process_group, parsed, ["ddp"], timeout)
+        attach_merging(
+            handle, rule, core, optimizer, parameters, groups, bucket_nbytes, group, timeout, check_every
+        )
     elif kind == "ddp":
         from tacit.attachments.ddp import attach_ddp
 
         if group is not None:
             raise ConfigError("group= is the process group of DDP(..., process_group=...); leave it out here")
-        attach_ddp(handle, core, groups, bucket_nbytes, timeout)
+        attach_ddp(handle, core, groups, bucket_nbytes, timeout, check_every)
     elif kind == "fsdp2":
         from tacit.attachments.fsdp import attach_fsdp
 
-        attach_fsdp(handle, core, groups, group)
+        attach_fsdp(handle, core, groups, group, check_every)
     else:
         from tacit.attachments.plain import attach_plain
 
-        attach_plain(handle, core, parameters, groups, bucket_nbytes, group, timeout)
+        attach_plain(handle, core, parameters, groups, bucket_nbytes, group, timeout, check_every)
     _ATTACHED[core] = ref(handle)
     return handle
 
@@ -119,14 +144,14 @@ def attach(
 _ATTACHED: "WeakKeyDictionary[nn.Module, ref[Handle]]" = WeakKeyDictionary()
 
 
-def _kind(model: nn.Module) -> str:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return "ddp"
-    names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    if "FullyShardedDataParallel" in names:
-        raise ConfigError(
-            "FSDP1 has no place for a codec in its reduce-scatter; move to FSDP2 (fully_shard) or DDP"
-        )
-    if any(isinstance(m, nn.parallel.DistributedDataParallel) for m in model.modules()):
-        raise ConfigError("the model contains a DDP module; attach that one, not its parent")
-    return "fsdp2" if "FSDPModule" in names else "plain"
+def _agreement_of_gossip(
+    strategy: Strategy, inside: dist.ProcessGroup | None, timeout: timedelta | None
+) -> Callable[[], None]:
+    """Raises, when it is called, if ranks are known to have attached something else. Ranks that gossip wait for nobody, but for those of
+    their own host; without a process group they have only the store of their leases, and others have nothing."""
+    if not dist.is_initialized():
+        return lambda: None
+    if inside is not None:
+        agree(inside, strategy, ["ddp"], timeout)
+        return lambda: None
+    return Agreement(dist.get_process_group_ranks(None), strategy, ["models"]).look

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from tacit.attachments.agreement import agree
 from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    agree,
     leave_group,
     leave_with,
     left_on_failure,
     open_wire,
+    weak_parameters,
     weakly,
     when_dropped,
 )
@@ -39,14 +41,23 @@ def attach_ddp(
     groups: Mapping[str, str],
     bucket_nbytes: int,
     timeout: timedelta | None,
+    check_every: int,
 ) -> None:
     if dist.get_world_size(ddp.process_group) == 1:
         return
+    reduced = _reduced(ddp)
+    buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
+    stray = _stray(ddp, reduced)
+    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
+    agree(ddp.process_group, handle.strategy, facts, timeout)
+    if stray:
+        raise ConfigError(
+            f"parameter {stray[0]!r} was unfrozen or added after DDP was built, so DDP does not reduce it and ranks would differ; "
+            f"build DDP(model) again"
+        )
     with left_on_failure(open_wire(handle.strategy, ddp.process_group, timeout)) as wire:
-        reduced = _reduced(ddp)
-        buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
-        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
-        attachment = DdpAttachment(handle, ddp, wire, buckets)
+        guard = Guard(handle, Watch(ddp), weak_parameters(reduced), check_every, buckets[0].device)
+        attachment = DdpAttachment(handle, ddp, wire, buckets, guard)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -64,11 +75,26 @@ def _reduced(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter
     return {clean_name(name, ddp): p for name, p in ddp.named_parameters() if id(p) in known}
 
 
+def _stray(ddp: nn.parallel.DistributedDataParallel, reduced: Mapping[str, nn.Parameter]) -> list[str]:
+    """Parameters that want a gradient, that DDP does not reduce, and that nobody asked it to ignore."""
+    names = {
+        clean_name(name, ddp): p
+        for name, p in ddp.named_parameters()
+        if name.removeprefix("module.") not in ddp.parameters_to_ignore
+    }
+    return [name for name, p in names.items() if p.requires_grad and name not in reduced]
+
+
 class DdpAttachment:
     """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
 
     def __init__(
-        self, handle: Handle, ddp: nn.parallel.DistributedDataParallel, wire: Wire, buckets: list[Bucket]
+        self,
+        handle: Handle,
+        ddp: nn.parallel.DistributedDataParallel,
+        wire: Wire,
+        buckets: list[Bucket],
+        guard: Guard,
     ):
         self.wire, self.group = wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
@@ -82,6 +108,7 @@ class DdpAttachment:
         )  # DDP may be waiting for futures that will not come any more
         when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
+        self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
         self._pending: dict[str, _Pending] = {}
 
     @property
@@ -90,6 +117,8 @@ class DdpAttachment:
 
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
+        if not self._backward.started:
+            self._guard.begin()
         buffer = bucket.buffer()
         names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
         pending = _Pending(buffer, len(names))
@@ -100,8 +129,12 @@ class DdpAttachment:
             self._backward.arrive(name, buffer[start:stop], self._delivered)
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
-            call_after_backward(self._backward.finish)
+            call_after_backward(self._finish)
         return pending.future
+
+    def _finish(self) -> None:
+        self._backward.finish()
+        self._guard.end()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()

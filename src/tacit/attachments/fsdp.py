@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from tacit.attachments.agreement import agree
 from tacit.attachments.backward import call_after_backward
-from tacit.attachments.handle import Handle, agree, switched_off
+from tacit.attachments.guard import Guard, Note, Watch
+from tacit.attachments.handle import Handle, switched_off
 from tacit.buckets import clean_name
 from tacit.errors import ConfigError, ConformanceError
 from tacit.exchange import converse, counted, report_nonfinite
@@ -42,12 +44,17 @@ from tacit.transports import Opens, Scheme, Wire
 
 
 def attach_fsdp(
-    handle: Handle, model: nn.Module, groups: Mapping[str, str], replicas: dist.ProcessGroup | None
+    handle: Handle,
+    model: nn.Module,
+    groups: Mapping[str, str],
+    replicas: dist.ProcessGroup | None,
+    check_every: int,
 ) -> None:
     name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
     units = [
         _Unit.of(module, name_of, groups) for module in model.modules() if isinstance(module, FSDPModule)
     ]
+    frozen = [unit.module for unit in units if not unit.names and unit.group is not None]
     units = [unit for unit in units if unit.names]
     if isinstance(handle.strategy.scheme, Opens):
         raise ConfigError(
@@ -67,8 +74,20 @@ def attach_fsdp(
             raise ConfigError(
                 f"{unit.names[0]!r} is sharded along dimension {max(unit.dims)}; {handle.strategy.what} needs 0"
             )
-    agree(wire, handle.strategy, [(unit.names, unit.shapes) for unit in units] + [handle.seed])
-    handle.fasten(FsdpAttachment(handle, model, units, wire, scatter=replicas is None))
+    facts = [(unit.names, unit.shapes) for unit in units]
+    agree(wire.group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], None)
+    alike = (
+        None if replicas is None else lambda: shards_of(units)
+    )  # on one mesh every rank has a shard of its own
+    device = next(iter(shards_of(units).values())).device
+    guard = Guard(handle, Watch(model, by_name=True), alike, check_every, device)
+    handle.fasten(FsdpAttachment(handle, model, units, frozen, wire, guard, scatter=replicas is None))
+
+
+def shards_of(units: Sequence["_Unit"]) -> dict[str, Tensor]:
+    """This rank's part of every parameter, also while FSDP2 has gathered the whole ones."""
+    named = [(name, p) for unit in units for name, p in zip(unit.names, unit.params, strict=True)]
+    return {name: p.sharded_param.detach().to_local() for name, p in named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class _Unit:
 
     module: FSDPModule
     names: tuple[str, ...]
+    params: tuple[Any, ...]  # FSDP2's own records of them
     shapes: tuple[tuple[int, ...], ...]
     dims: tuple[int, ...]
     label: str
@@ -95,6 +115,7 @@ class _Unit:
         return _Unit(
             module=module,
             names=names,
+            params=tuple(params),
             shapes=tuple(tuple(p._orig_size) for p in params),
             dims=tuple(p.fsdp_placement.dim for p in params),
             label="+".join(sorted({groups[name] for name in names})),  # a unit travels as one
@@ -156,9 +177,20 @@ class FsdpAttachment:
     """The strategy in every unit's reduce-scatter, or in its all-reduce between replicas."""
 
     def __init__(
-        self, handle: Handle, model: nn.Module, units: Sequence[_Unit], wire: Wire, *, scatter: bool
+        self,
+        handle: Handle,
+        model: nn.Module,
+        units: Sequence[_Unit],
+        frozen: Sequence[FSDPModule],
+        wire: Wire,
+        guard: Guard,
+        *,
+        scatter: bool,
     ):
         self.wire, self.handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
+        self._frozen, self._guard = frozen, guard
+        self._asked: tuple[Note, Tensor] | None = None
+        self._begun = False
         self.numels: dict[str, int] = {}
         self._spoken = 0  # elements in this round; a round is one backward pass
         for unit in units:
@@ -170,6 +202,29 @@ class FsdpAttachment:
                 hook = _AllReduce(self, unit)
                 self.numels.update(zip(unit.names, hook.layout.numels, strict=True))
                 unit.module.set_all_reduce_hook(hook)
+        if scatter:
+            for module in frozen:  # thawed on one rank alone, they would send what nobody waits for
+                module.set_custom_reduce_scatter(_Refused(self))
+
+    def begin(self) -> None:
+        """Before anything is sent in a backward pass: ranks compare notes. An accelerator's answer is read one pass later."""
+        if self._begun:
+            return
+        self._judge()
+        note = self._guard.note()
+        with counted(self.wire, self.handle.stats, "Max", "control"):
+            self._asked = note, self._ask(Max(note.sent))
+        if self._asked[1].device.type == "cpu":
+            self._judge()
+        self._begun = True
+
+    def _judge(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._guard.judge(*asked, self._ask)
+
+    def _ask(self, request: Request) -> Any:
+        return self.wire.answer(self.handle.strategy.scheme, request, 0)
 
     def spoke(self, numel: int) -> None:
         """A unit has spoken; the round is over when the backward pass is."""
@@ -178,7 +233,7 @@ class FsdpAttachment:
         self._spoken += numel
 
     def _end_round(self) -> None:
-        numel, self._spoken = self._spoken, 0
+        numel, self._spoken, self._begun = self._spoken, 0, False
         self.handle.stepped(numel)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -187,6 +242,8 @@ class FsdpAttachment:
     def close(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
+        for module in self._frozen if self._scatter else ():
+            module.set_custom_reduce_scatter(DefaultReduceScatter())
         for unit in self._units:
             if self._scatter:
                 unit.module.set_custom_reduce_scatter(DefaultReduceScatter())
@@ -213,6 +270,7 @@ class _ReduceScatter(ReduceScatter):
         handle, wire = self._attachment.handle, self._attachment.wire
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
+        self._attachment.begin()
         if input_tensor.numel() != self.layout.numel:
             raise ConfigError(
                 f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
@@ -262,6 +320,22 @@ class _ReduceScatter(ReduceScatter):
                 if row != wire.rank and codec.traits.remembers:
                     _end(talk, answers[row])
         return heard.total
+
+
+class _Refused(ReduceScatter):
+    """Of a unit that was frozen when the model was attached: it sends nothing but this rank's note."""
+
+    def __init__(self, attachment: FsdpAttachment):
+        self._attachment = attachment
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        self._attachment.begin()
+        raise ConfigError("a unit of FSDP2 was unfrozen after attach(); close the handle and attach again")
 
 
 def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> list[Any]:
@@ -315,6 +389,7 @@ class _AllReduce:
 
     def __call__(self, shard: Tensor) -> None:
         handle, wire = self._attachment.handle, self._attachment.wire
+        self._attachment.begin()
         turn = turn_for(
             handle.memory.of(self.layout, shard.device),
             seed=handle.seed,

@@ -7,7 +7,7 @@ process group is used, only torch's store, to know who is there.
 import secrets
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
@@ -48,8 +48,10 @@ def attach_gossip(
     rest: Rest,
     timeout: timedelta | None,
     inside: dist.ProcessGroup | None = None,
+    agreed: Callable[[], None] = lambda: None,
 ) -> None:
-    """`rest` is what of the model is not trained; `inside` is the process group of DDP inside this rank's host, if there is one."""
+    """`rest` is what of the model is not trained; `inside` is the process group of DDP inside this rank's host, if there is one; `agreed`
+    raises once it is known that ranks attached different strategies."""
     if optimizer is None:
         raise ConfigError(f"{trigger} looks at the model after optimizer steps; give attach() the optimizer")
     host = Host(inside) if inside is not None else None
@@ -59,7 +61,7 @@ def attach_gossip(
     found: GossipAttachment | Follower
     if host is None or host.leads:
         found = GossipAttachment(
-            handle, trigger, who, optimizer, parameters, rest, rank, world, timeout, host
+            handle, trigger, who, optimizer, parameters, rest, rank, world, timeout, host, agreed
         )
     else:
         found = Follower(handle, host, optimizer, parameters, rest)
@@ -82,7 +84,9 @@ class GossipAttachment:
         world: int,
         timeout: timedelta | None,
         host: Host | None = None,
+        agreed: Callable[[], None] = lambda: None,
     ):
+        self._agreed = agreed
         self._handle, self._trigger, self._optimizer, self._host = handle, trigger, optimizer, host
         self._island = Island(parameters, rest)
         self._came_at = 0  # the step at which a late one came
@@ -136,7 +140,9 @@ class GossipAttachment:
                 )
             members.enter(next_run=not first and not members.live())
         members.begin(own)
+        self._agreed()
         while first and not members.all_began():
+            self._agreed()
             if time.monotonic() > deadline:
                 absent = sorted(set(range(self._world)) - {self._rank, *members.live()})
                 warnings.warn(
@@ -144,6 +150,7 @@ class GossipAttachment:
                 )
                 break
             time.sleep(0.02)  # polled, within the deadline
+        self._agreed()
         members.look()
         with suppress(StoreError):
             members.set("begun", "yes")
@@ -152,6 +159,7 @@ class GossipAttachment:
         """None, or why there was none to take: nobody came before the deadline, or all have left."""
         why = "nobody came"
         while time.monotonic() < deadline:
+            self._agreed()
             for rank, address in self._members.look().items():
                 if first and rank != 0:
                     continue

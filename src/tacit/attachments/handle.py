@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tacit import checkpoints
-from tacit.errors import CheckpointError, ConfigError, PairingError
+from tacit.errors import CheckpointError, ConfigError
 from tacit.memory import Memory
 from tacit.records import Recorder
-from tacit.requests import Gather, seed_of
 from tacit.stats import Stats
 from tacit.strategy import Strategy
 from tacit.transports import Opens, Wire
@@ -284,7 +283,7 @@ def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: tim
     """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
     with left_on_failure(Wire(own_group(parent, timeout))) as wire:
         if isinstance(strategy.scheme, Opens):
-            strategy.scheme.open(wire, timeout or _timeout_of(parent))
+            strategy.scheme.open(wire, timeout or timeout_of(parent))
     return wire
 
 
@@ -304,7 +303,7 @@ def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> di
     whole = len(ranks) == dist.get_world_size()
     made = dist.new_group(
         ranks,
-        timeout=timeout or _timeout_of(parent),
+        timeout=timeout or timeout_of(parent),
         backend=_backend_name(parent),
         use_local_synchronization=not whole,
     )
@@ -345,12 +344,28 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def weak_parameters(parameters: Mapping[str, nn.Parameter]) -> Callable[[], dict[str, nn.Parameter]]:
+    """Gives the parameters by name, without keeping them alive: a parameter has its hooks in C++, where the garbage collector does not
+    look, so what those hold must not hold the parameter."""
+    refs = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
+
+    def found() -> dict[str, nn.Parameter]:
+        alive = {name: parameter for name, weak in refs.items() if (parameter := weak()) is not None}
+        if gone := next((name for name in refs if name not in alive), None):
+            raise ConfigError(
+                f"parameter {gone!r} is gone from the model; close the handle and attach the model anew"
+            )
+        return alive
+
+    return found
+
+
 def when_dropped(owner: object, end: Callable[..., None], *args: object) -> None:
     """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already."""
     weakref.finalize(owner, end, *args).atexit = False
 
 
-def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     found: timedelta | None = getattr(_backend(group).options, "_timeout", None)
     return found
 
@@ -370,30 +385,6 @@ def _backend(group: dist.ProcessGroup | None) -> Any:
     group = group or dist.group.WORLD
     assert group is not None
     return group._get_backend(_device(group))
-
-
-def agree(wire: Wire, strategy: Strategy, facts: Sequence[object]) -> None:
-    """Raises PairingError, on every rank, unless all ranks attached the same strategy to the same model."""
-    strategy.check(wire.world)
-    digest = seed_of(strategy, *facts).to_bytes(8, "little")
-    text = str(strategy).encode()[:120]
-    own = torch.zeros(128, dtype=torch.uint8)
-    own[: 8 + len(text)] = torch.frombuffer(bytearray(digest + text), dtype=torch.uint8)
-    notes = wire.answer(strategy.scheme, Gather(own.to(_device(wire.group))), 0)
-    wire.sent_nbytes = 0
-    said = [bytes(note.cpu().tolist()) for note in notes]
-    other = next((rank for rank, note in enumerate(said) if note != said[0]), None)
-    if other is None:
-        return
-    texts = [note[8:].rstrip(b"\0").decode(errors="replace") for note in (said[0], said[other])]
-    if texts[0] != texts[1]:
-        difference = f"rank 0 attached {texts[0]!r} and rank {other} attached {texts[1]!r}; give all ranks one strategy"
-    else:
-        difference = (
-            f"rank 0 and rank {other} attached {texts[0]!r} to different models, bucket sizes or seeds; "
-            f"build the same model on all ranks"
-        )
-    raise PairingError(difference)
 
 
 def start_alike(wire: Wire, model: nn.Module) -> None:

@@ -6,7 +6,7 @@ In a host whose ranks train with DDP, `group` joins those of the same place on a
 each of them merges with its own kind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.attachments.agreement import agree
+from tacit.attachments.guard import Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    agree,
     leave_group,
     leave_with,
     left_on_failure,
@@ -33,7 +34,7 @@ from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError
 from tacit.exchange import Exchange, Job
 from tacit.memory import BucketSlots
-from tacit.requests import Payload, Sum
+from tacit.requests import Max, Payload, Sum
 from tacit.rounds.merging import ANCHOR, Merging, Moment
 from tacit.transports import Wire
 
@@ -50,16 +51,18 @@ def attach_merging(
     bucket_nbytes: int,
     group: dist.ProcessGroup | None,
     timeout: timedelta | None,
+    check_every: int,
 ) -> None:
     if optimizer is None:
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
     if dist.get_world_size(group) == 1:
         return
+    buckets = plan(parameters, groups, bucket_nbytes)
+    facts = ["models", digest_of(buckets), handle.seed, check_every]
+    agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
-        buckets = plan(parameters, groups, bucket_nbytes)
-        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
         start_alike(wire, model)
-        attachment = MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets)
+        attachment = MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets, check_every)
         leave_with(attachment, wire)
     handle.fasten(attachment)
 
@@ -70,6 +73,9 @@ class Said:
 
     job: Job | None  # None: heard before the checkpoint that it was loaded from
     merge_at: int
+    compare: Callable[[], None] = lambda: (
+        None
+    )  # raises if the ranks' notes differ; of the first bucket of a round
 
 
 class MergingAttachment:
@@ -84,8 +90,10 @@ class MergingAttachment:
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        check_every: int,
     ):
         self.wire, self._handle, self._rule, self._model = wire, handle, rule, model
+        self._watch, self._check_every = Watch(model), check_every
         self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
         self._since = 0
         self._first_loss: float | None = None
@@ -106,13 +114,16 @@ class MergingAttachment:
     def _open(self, *, gradients: bool) -> None:
         """Begins to say gradients, or differences of models."""
         handle, wire, strategy = self._handle, self.wire, self._handle.strategy
+        device = self._buckets[0].device
+        alike = (lambda: self._parameters) if gradients else self._anchors
+        self._guard = Guard(handle, self._watch, alike, self._check_every, device)
         if gradients:
             self._opening = PlainAttachment(
-                handle, wire, strategy.first, self._parameters, self._buckets, held=False
+                handle, wire, strategy.first, self._parameters, self._buckets, self._guard, held=False
             )  # the optimizer's hook holds this one
             self._exchange = self._opening.exchange
         else:
-            who, what, device = strategy.scheme, strategy.what, self._buckets[0].device
+            who, what = strategy.scheme, strategy.what
             self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
             when_dropped(self, self._exchange.drop)
 
@@ -143,8 +154,11 @@ class MergingAttachment:
         step = self._handle.step + 1
         self._merge([index for index, said in self._said.items() if said.merge_at <= step], step)
         due = [b for b in self._buckets if self._rule.due(self._since, self._period, b.index)]
+        compare = self._compare() if due else None
         for bucket in due:
             self._say(bucket, step)
+        if compare is not None:
+            self._said[due[0].index].compare = compare
         if not self._rule.delay:
             self._merge([bucket.index for bucket in due], step)
         why = f"every {self._period}"
@@ -168,13 +182,22 @@ class MergingAttachment:
         self._said[bucket.index] = Said(job, step + self._rule.delay)
 
     def _merge(self, indices: Sequence[int], step: int) -> None:
-        self._exchange.wait([job for index in indices if (job := self._said[index].job) is not None])
+        said = [self._said[index] for index in indices]
+        for one in said:
+            one.compare()
+        self._exchange.wait([one.job for one in said if one.job is not None])
         for index in indices:
             del self._said[index]
             bucket = self._buckets[index]
             slots, at = self._slots(bucket), Moment(step, self._lr(bucket), self.wire.world)
             merged = self._rule.merge(self._flat(bucket), slots.vector(_HEARD), slots.vector(_OWN), slots, at)
             self._write(bucket, merged)
+
+    def _compare(self) -> Callable[[], None]:
+        """Sends this rank's note; what is returned waits for the others', and raises if they differ."""
+        exchange, note = self._exchange, self._guard.note()
+        answer = exchange.start(Max(note.sent))
+        return lambda: self._guard.judge(note, answer(), exchange.ask)
 
     def _agreed_loss(self) -> float | None:
         """The mean loss over ranks, relative to the first such mean."""
@@ -198,6 +221,7 @@ class MergingAttachment:
     def merge(self) -> None:
         """All models become their mean, in full precision; so do floating point buffers. All ranks must call it."""
         self._merge(list(self._said), self._handle.step)
+        self._compare()()
         for bucket in self._buckets:
             mean = self.wire.all_reduce(self._flat(bucket).float()).div_(self.wire.world)
             self._write(bucket, mean)
@@ -283,6 +307,14 @@ class MergingAttachment:
         for name, part in bucket.layout.split(flat).items():
             parameter = self._parameters[name].detach()
             parameter.copy_(part.view(parameter.shape))
+
+    def _anchors(self) -> dict[str, Tensor]:
+        """What all ranks hold alike, however far their models are apart."""
+        return {
+            name: part
+            for bucket in self._buckets
+            for name, part in bucket.layout.split(self._slots(bucket).vector(ANCHOR)).items()
+        }
 
     def _set_anchors(self) -> None:
         for bucket in self._buckets:

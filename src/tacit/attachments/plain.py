@@ -1,10 +1,10 @@
 """A plain module, made to behave like a DDP one: same start on all ranks, means after every backward pass.
 
 Gradients leave while the pass runs. Which parameters took part is agreed with one tiny Max a step: a parameter that
-no rank used keeps its gradient as it was (None at first), one that only others used gets their mean.
+no rank used keeps its gradient as it was (None at first), one that only others used gets their mean. The note of guard.py
+rides along with it.
 """
 
-import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -13,21 +13,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.attachments.agreement import agree
 from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.guard import Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    agree,
     leave_group,
     leave_with,
     left_on_failure,
     open_wire,
     start_alike,
     switched_off,
+    weak_parameters,
     weakly,
     when_dropped,
 )
 from tacit.buckets import Bucket, digest_of, plan
-from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.transports import Wire
@@ -41,14 +42,16 @@ def attach_plain(
     bucket_nbytes: int,
     group: dist.ProcessGroup | None,
     timeout: timedelta | None,
+    check_every: int,
 ) -> None:
     if dist.get_world_size(group) == 1:
         return
+    buckets = plan(parameters, groups, bucket_nbytes)
+    agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
     with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
-        buckets = plan(parameters, groups, bucket_nbytes)
-        agree(wire, handle.strategy, [digest_of(buckets), handle.seed])
         start_alike(wire, model)
-        attachment = PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets)
+        guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
+        attachment = PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets, guard)
         leave_with(attachment, wire)
     handle.fasten(attachment)
 
@@ -63,13 +66,13 @@ class PlainAttachment:
         codec: Codec,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        guard: Guard,
         *,
         held: bool = True,
     ):
         """`held`: the parameters' hooks keep it alive, for those who drop the handle and train on."""
-        self.wire, self._handle, self._codec = wire, handle, codec
-        # A parameter has its hooks in C++, where the garbage collector does not look: what they hold must not hold the parameter.
-        self._refs = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
+        self.wire, self._handle, self._codec, self._guard = wire, handle, codec, guard
+        self._parameters = weak_parameters(parameters)
         arrive = self._arrive if held else weakly(self._arrive)
         who, device = handle.strategy.scheme, buckets[0].device
         self.exchange = Exchange(wire, who, codec, handle.stats, device=device, seed=handle.seed)
@@ -80,15 +83,6 @@ class PlainAttachment:
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: arrive(name, p.grad))
             for name, parameter in parameters.items()
         ]
-
-    @property
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        found = {name: parameter for name, ref in self._refs.items() if (parameter := ref()) is not None}
-        if gone := next((name for name in self._refs if name not in found), None):
-            raise ConfigError(
-                f"parameter {gone!r} is gone from the model; close the handle and attach the model anew"
-            )
-        return found
 
     @property
     def numels(self) -> dict[str, int]:
@@ -103,7 +97,7 @@ class PlainAttachment:
         self._backward.arrive(name, gradient.detach().reshape(-1))
 
     def _finish(self) -> None:
-        arrived, parameters = self._backward.arrived, self._parameters
+        arrived, parameters = self._backward.arrived, self._parameters()
         used = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
         for name, parameter in parameters.items():
             if name not in arrived:
@@ -112,7 +106,10 @@ class PlainAttachment:
         means = dict(arrived)
         self._backward.finish()
         device = next(iter(parameters.values())).device
-        anywhere = self.exchange.ask(Max(used.to(device))).tolist()
+        note = self._guard.note()
+        answer = self.exchange.ask(Max(torch.cat([used.to(device), note.sent])))
+        self._guard.judge(note, answer[len(used) :], self.exchange.ask)
+        anywhere = answer[: len(used)].tolist()
         for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
