@@ -80,6 +80,12 @@ def test_ranks_that_join_get_one_job_and_exact_sums() -> None:
         assert control.reading().counts["completed"] == 20
 
 
+@pytest.mark.parametrize(("kind", "segment"), [("user", True), ("kernel", False), ("", False)])
+def test_a_grant_says_whether_the_plane_takes_runs_of_packets(kind: str, segment: bool) -> None:
+    with aggregator(kind=kind) as control, joined(control.address, some_terms(world=2)) as ranks:
+        assert [rank.membership.segment for rank in ranks] == [segment] * 2
+
+
 def test_two_jobs_at_once_have_their_own_slots_and_cookies_and_exact_sums() -> None:
     first, second = some_terms("a"), Terms("b", 2, LaneType.U16, 80, 8)
     with (

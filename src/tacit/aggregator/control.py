@@ -362,7 +362,8 @@ class Control:
         job.id, job.since_s = id, self._loop.time()
         self._admitted += 1
         grant = {"say": "granted", "id": id, "members": members, "slots": [job.slots.start, len(job.slots)]}
-        grant |= {"plane": self._plane.address, "lease_s": self._lease_s, "ranks": job.ranks}
+        grant |= {"plane": self._plane.address, "plane_kind": self._kind}
+        grant |= {"lease_s": self._lease_s, "ranks": job.ranks}
         for member in job.members.values():
             member.asker.send(grant | {"cookie": member.asker.masked(cookie)})
             member.wind(job.since_s + self._lease_s)
@@ -490,7 +491,7 @@ def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float, int]:
 
 
 def _upstream(above: Membership | None) -> Upstream | None:
-    return Upstream(above.plane, above.job, above.rank) if above else None
+    return Upstream(above.plane, above.job, above.rank, above.segment) if above else None
 
 
 def _listening(address: Address) -> socket.socket:

@@ -40,7 +40,8 @@ REASON_HINTS = {
 SOCKET_HINTS = {
     "overrun": "found the receive buffer full: raise it with `sysctl net.core.rmem_max=33554432` before the aggregator "
     "starts, or give it more --threads",
-    "segmented": "came joined, as their sender's UDP_SEGMENT left them, and were dropped: turn it off with "
+    "segmented": "came as uncut runs (UDP_SEGMENT) and were dropped, since the kernel plane takes single packets: ranks of an "
+    "older tacit hand over runs of packets; install the same tacit on all, or turn it off with "
     "`ethtool -K LINK tx-udp-segmentation off` on the ranks' virtual links",
     "unsent": "could not be sent to ranks: the kernel would not have them, or nothing has come from there yet",
 }
