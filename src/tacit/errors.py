@@ -11,8 +11,21 @@ def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def one_line(text: str, most: int = 600) -> str:
+    """`text` fit for a terminal and a log: on one line, control characters escaped, and of at most `most` characters: the middle goes."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " if c == "\n" else repr(c)[1:-1] for c in text)
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
 class TacitError(Exception):
-    """The root of all errors that tacit raises on purpose; the command line prints it as one line."""
+    """The root of all errors that tacit raises on purpose; its text is one line, whatever the value that it quotes."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class ConfigError(TacitError):
