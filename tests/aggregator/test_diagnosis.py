@@ -110,6 +110,7 @@ def test_the_rest_is_told_too() -> None:
         counts=some_stats(job=4, magic=3).counts,
         sockets={"overrun": 1234, "segmented": 7, "unsent": 0},
         refused=dict.fromkeys(REASONS, 2),
+        lost_notices=3,
     )
     told = bad(now)
     assert any("goes on without rank 1" in sentence for sentence in told)
@@ -124,6 +125,7 @@ def test_the_rest_is_told_too() -> None:
         for sentence in told
     )
     assert not any("could not be sent" in sentence for sentence in told)
+    assert any(sentence.startswith("3 sentences of its log could not be written") for sentence in told)
     assert "2 admissions were refused: the secret was wrong" in told
     assert not any("duplicate" in sentence for sentence in told)  # loss on the way is nobody's fault
     earlier = replace(now, counts=dict(now.counts))

@@ -176,6 +176,10 @@ def _whole(now: Reading, earlier: Reading | None) -> Iterator[Finding]:
     for name, way_out in SOCKET_HINTS.items():
         if count := now.sockets.get(name, 0):
             yield _bad(f"{_count(count, 'packet')} {way_out}")
+    if now.lost_notices:
+        yield _bad(
+            f"{_count(now.lost_notices, 'sentence')} of its log could not be written: its standard error is closed, full or not read"
+        )
     wrong = {
         reason: n for reason, n in now.refused.items() if n and reason not in ("running", "taken", "silent")
     }
