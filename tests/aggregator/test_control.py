@@ -587,7 +587,10 @@ def test_control_characters_of_whoever_answers_at_the_port_reach_no_error() -> N
         thread.join(30)
 
 
-def test_a_burst_of_strangers_is_cut_off_down_to_the_newest_and_ranks_come_in() -> None:
+def test_a_burst_of_strangers_is_cut_off_down_to_the_newest_and_ranks_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tacit.aggregator.control.GREETING_S", 300.0)  # they are not cut off for being slow
     with aggregator() as control, ExitStack() as opened:
         strangers = [opened.enter_context(socket.create_connection(control.address)) for _ in range(300)]
         with joined(control.address, some_terms()) as ranks:
@@ -598,11 +601,10 @@ def test_a_burst_of_strangers_is_cut_off_down_to_the_newest_and_ranks_come_in() 
                     and len(control._connections) <= MOST_STRANGERS + 3
                 )
             )
-        for stranger in strangers:
-            stranger.settimeout(30)
-        assert strangers[0].recv(65536)  # the greeting
+        strangers[0].settimeout(30)
         with suppress(ConnectionError):
-            assert strangers[0].recv(65536) == b""
+            while strangers[0].recv(65536):  # the greeting; then it is cut off
+                pass
 
 
 def test_members_whose_wishes_make_no_sense_are_refused() -> None:

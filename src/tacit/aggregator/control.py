@@ -182,16 +182,19 @@ class Control:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]  # now, since the next one may come before it has ended
             oldest.cancel()
-        with contextlib.suppress(OSError, ForgedError, asyncio.CancelledError):  # it hung up, or is cut off
+        try:
             try:
                 await self._answer(asker, task)
             except Refusal as refusal:
                 asker.dismiss(refusal=refusal)
                 self._refuse(refusal, asker.host)
             await asker.wait_for_end()
-        writer.transport.abort()
-        self._strangers.pop(task, None)
-        self._connections.discard(task)
+        except (OSError, ForgedError, asyncio.CancelledError):
+            pass  # it hung up, or is cut off: it knows
+        finally:
+            writer.transport.abort()
+            self._strangers.pop(task, None)
+            self._connections.discard(task)
 
     async def _answer(self, asker: Asker, task: asyncio.Task[Any]) -> None:
         try:

@@ -1,7 +1,6 @@
 """An aggregator's figures for Prometheus (text format 0.0.4) at /metrics, and at /health whether it is well."""
 
 import asyncio
-import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -56,31 +55,34 @@ Sample = tuple[str, Labels, float]
 
 async def serve_metrics(listening: socket.socket, read: Callable[[], Reading]) -> asyncio.Server:
     """Answers GET, one question a connection, until closed. Who is slow is cut off; so is the oldest where there are many."""
-    readers: dict[asyncio.Task[None] | None, None] = {}  # the oldest first
+    readers: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        assert task
         readers[task] = None
         if len(readers) > MOST_READERS:
             oldest = next(iter(readers))
             del readers[oldest]  # now, since the next one may come before it has ended
-            assert oldest
             oldest.cancel()
-        with contextlib.suppress(
-            OSError,
-            TimeoutError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-            asyncio.CancelledError,
-        ):
+        try:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(respond(head, read))
                 writer.write_eof()
                 await writer.drain()
                 await reader.read(1)  # until it has read all and hangs up
-        readers.pop(task, None)
-        writer.transport.abort()
+        except (
+            OSError,
+            TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            asyncio.CancelledError,
+        ):
+            pass
+        finally:
+            readers.pop(task, None)
+            writer.transport.abort()
 
     return await asyncio.start_server(attend, sock=listening, limit=MOST_REQUEST)
 
