@@ -120,8 +120,7 @@ def benches(lanes: LaneType, mtu: int, rate_bps: float) -> Iterator[dict[str, Be
             ("kernel", kernel, lambda: kernel_plane_ns(kernel), False),
         ):
             clients = [
-                switch.at(rank, lambda host=host, segment=segment: Client((host, 0), segment=segment))
-                for rank, host in enumerate(switch.hosts)
+                switch.at(rank, lambda host=host: Client((host, 0))) for rank, host in enumerate(switch.hosts)
             ]
             members = tuple((host, client.port) for host, client in zip(switch.hosts, clients, strict=True))
             table = tuple(range(16)) if lanes.indexed else (0,) * 16
@@ -131,7 +130,7 @@ def benches(lanes: LaneType, mtu: int, rate_bps: float) -> Iterator[dict[str, Be
             )
             plane.add_job(job)
             for rank, client in enumerate(clients):
-                client.start(job, rank, plane.address)
+                client.start(job, rank, plane.address, segment=segment)
             found[name] = Bench(clients, plane_ns, job)
         yield found
 

@@ -7,6 +7,9 @@ host with a link like the others'. All are measured in turn, round by round; fig
 those of the rounds' own ratios. A time is the slowest rank's, from an instant that all were told beforehand. Every sum is compared
 with the right one, bit by bit. Loss is at the ranks' interfaces, each way.
 
+Then small packets: 4-bit indices at MTU 1500, 8 ranks at 64 Mbit/s and 4 at 200, with the slots that `star` asks for. Ranks hand over
+runs of packets (UDP_SEGMENT) if the grant lets them; `runs` are ranks that do so whatever it says, as earlier ones did.
+
 CPU time of a plane is counted as in benchmarks/aggregator_cpu.py (`plane`): threads of the user-space plane with their system calls,
 the program of the kernel plane and what it hands over; for each byte that a rank sent.
 """
@@ -30,16 +33,34 @@ from tacit.lab.lab import MASTER_PORT, Lab
 from tacit.records import host_facts
 from tacit.topology import star
 
-WORLD = 4
 NODE = Path(__file__).with_name("aggregator_node.py")
 BELOW_NBYTES = 14 + 20 + 8 + 22  # Ethernet, IPv4, UDP, ours
 SLOTS = 16  # of 9 kB, two versions each: the second cache holds them
+STAR_SLOTS = 64  # what `star` asks for
 SERVER_SLOTS = 16  # the server's link has one queue for the packets of all ranks: more would overflow it
 LEAD_S = 0.03  # between the order to start and the start
 LOSSES = {0.001: 0.95, 0.01: 0.75, 0.05: 0.35}  # share of packets lost each way: goodput that must remain
 GOODPUT, GLOO, SERVER, NARROW, CPU = 0.95, 1.45, 3.8, 5.0, 0.7
+SMALL = 0.85  # the kernel plane of the user-space plane, elements a second in small packets
 
 Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network; `small`: for small packets, and measured with 4-bit indices alone."""
+
+    world: int
+    rate_bps: float
+    mtu: int
+    small: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.world} ranks, {self.rate_bps / 1e6:g} Mbit/s, MTU {self.mtu}"
+
+
+SMALL_CASES = (Case(8, 64e6, 1500, small=True), Case(4, 200e6, 1500, small=True))
+SMALL_ELEMENTS = {SMALL_CASES[0]: 262_144, SMALL_CASES[1]: 1_703_936}
 
 
 # ---- nodes
@@ -71,11 +92,11 @@ class Node:
 
 
 @contextmanager
-def nodes(network: Lab, mtu: int) -> Iterator[tuple[list[Node], Node, Node]]:
+def nodes(network: Lab, case: Case) -> Iterator[tuple[list[Node], Node, Node]]:
     """The ranks, the switch, the server. Whatever happens, they end with the lab."""
     *hosts, last = network.hosts
     switch = network.switches[0]
-    ports = [f"port{i}" for i in range(WORLD)]
+    ports = [f"port{i}" for i in range(case.world)]
     master = f"tcp://{hosts[0].address}:{MASTER_PORT}"
     with ExitStack() as stack:
 
@@ -93,11 +114,18 @@ def nodes(network: Lab, mtu: int) -> Iterator[tuple[list[Node], Node, Node]]:
             return Node(process, log, name)
 
         found = [
-            start("switch", "lo", role="planes", address=switch.address, ports=ports, mtu=mtu),
-            start(last.name, "lo", role="planes", address=last.address, ports=[], mtu=mtu),
+            start("switch", "lo", role="planes", address=switch.address, ports=ports, mtu=case.mtu),
+            start(last.name, "lo", role="planes", address=last.address, ports=[], mtu=case.mtu),
             *(
                 start(
-                    h.name, h.device, role="rank", rank=i, address=h.address, device=h.device, master=master
+                    h.name,
+                    h.device,
+                    role="rank",
+                    rank=i,
+                    world=case.world,
+                    address=h.address,
+                    device=h.device,
+                    master=master,
                 )
                 for i, h in enumerate(hosts)
             ),
@@ -126,6 +154,7 @@ class Work:
     lanes: LaneType
     numel: int
     loss: float = 0.0
+    runs: bool = False  # ranks hand over runs of packets, whatever the grant says
     took_s: list[float] = field(default_factory=list)
     ns_per_byte: list[float] = field(default_factory=list)
     again: list[int] = field(default_factory=list)  # packets that the ranks sent again
@@ -133,7 +162,7 @@ class Work:
 
     @property
     def job(self) -> str:
-        return f"{self.by} {self.lanes.name}"
+        return f"{self.by}{' runs' if self.runs else ''} {self.lanes.name}"
 
     @property
     def rates(self) -> list[float]:
@@ -144,17 +173,23 @@ class Work:
         return median(a / b for a, b in zip(self.rates, other.rates, strict=True))
 
 
-def works(rate_bps: float, seconds: float, planes: Sequence[str]) -> list[Work]:
-    """All of it; vectors of one kind take a plane `seconds`, a server on its own link as long for a quarter."""
+def works(case: Case, seconds: float, planes: Sequence[str]) -> list[Work]:
+    """All of it; vectors of one kind take a plane `seconds`, a server on its own link as long for a share of one rank."""
+    if case.small:
+        numel = SMALL_ELEMENTS[case]
+        found = [Work(plane, LaneType.TABLE_U8, numel) for plane in planes]
+        return found + [
+            Work(plane, LaneType.TABLE_U8, numel, runs=True) for plane in planes if plane == "kernel"
+        ]
 
-    def numel(lanes: LaneType) -> int:
-        return int(seconds * rate_bps / (8 * lanes.result_nbytes(8) // 8)) // 64 * 64
+    def fitting(lanes: LaneType) -> int:
+        return int(seconds * case.rate_bps / (8 * lanes.result_nbytes(8) // 8)) // 64 * 64
 
-    wide = numel(LaneType.I32)
+    wide = fitting(LaneType.I32)
     found = [Work(plane, LaneType.I32, wide) for plane in planes]
-    found += [Work("gloo", LaneType.I32, wide), Work("server", LaneType.I32, wide // WORLD // 64 * 64)]
+    found += [Work("gloo", LaneType.I32, wide), Work("server", LaneType.I32, wide // case.world // 64 * 64)]
     found += [
-        Work(plane, lanes, numel(lanes)) for lanes in (LaneType.U8, LaneType.TABLE_U8) for plane in planes
+        Work(plane, lanes, fitting(lanes)) for lanes in (LaneType.U8, LaneType.TABLE_U8) for plane in planes
     ]
     return found + [Work(plane, LaneType.I32, wide, loss) for loss in LOSSES for plane in planes]
 
@@ -185,25 +220,25 @@ def measure(work: Work, ranks: Sequence[Node], switch: Node) -> None:
         work.ns_per_byte.append((after[work.by] - before[work.by]) / sent)
 
 
-def run(rate_bps: float, args: argparse.Namespace, tell: Callable[[str], None]) -> list[Work]:
-    """Everything at one rate."""
-    mtu, rounds = args.mtu, args.rounds
-    network = star(WORLD + 1, rate_bps=rate_bps, latency_s=0.0).with_links(mtu=mtu)
+def run(case: Case, args: argparse.Namespace, tell: Callable[[str], None]) -> list[Work]:
+    """Everything in one network."""
+    rounds = args.rounds
+    network = star(case.world + 1, rate_bps=case.rate_bps, latency_s=0.0).with_links(mtu=case.mtu)
     standing = lab.up(network, how="user" if args.unprivileged else None)
-    with standing as built, nodes(built, mtu) as (ranks, switch, server):
+    with standing as built, nodes(built, case) as (ranks, switch, server):
         there = switch.ask("where")
         if there["missing"]:
             tell(f"only the user-space plane is measured: {there['missing']}")
         controls = there["controls"] | {"server": server.ask("where")["controls"]["user"]}
-        found = works(rate_bps, args.seconds, [kind for kind in controls if kind != "server"])
+        found = works(case, args.seconds, [kind for kind in controls if kind != "server"])
         for work in found:
             together(ranks, "prepare", lanes=work.lanes.name, numel=work.numel)
         for job, work in {work.job: work for work in found if work.by != "gloo"}.items():
-            slots = SERVER_SLOTS if work.by == "server" else SLOTS
-            where = controls[work.by]
-            together(ranks, "join", name=job, control=where, lanes=work.lanes.name, mtu=mtu, slots=slots)
+            slots = SERVER_SLOTS if work.by == "server" else STAR_SLOTS if case.small else SLOTS
+            how = {"lanes": work.lanes.name, "mtu": case.mtu, "slots": slots, "runs": work.runs}
+            together(ranks, "join", name=job, control=controls[work.by], **how)
         hurried = built.hurry()
-        tell(f"{rate_bps / 1e6:g} Mbit/s: up, ranks before other processes: {'yes' if hurried else 'no'}")
+        tell(f"{case}: up, ranks before other processes: {'yes' if hurried else 'no'}")
         loss = 0.0
         for turn in range(rounds + 1):
             for work in found:
@@ -213,7 +248,7 @@ def run(rate_bps: float, args: argparse.Namespace, tell: Callable[[str], None]) 
                     loss = work.loss
                     together([*ranks, switch], "lose", share=loss)
                 measure(work, ranks, switch)
-            tell(f"{rate_bps / 1e6:g} Mbit/s: round {turn} of {rounds}")
+            tell(f"{case}: round {turn} of {rounds}")
         for work in found:
             if not work.loss:
                 for figures in (work.took_s, work.ns_per_byte, work.again):
@@ -230,16 +265,19 @@ def limit_bps(lanes: LaneType, mtu: int, rate_bps: float) -> float:
     return rate_bps * nbytes / (nbytes + BELOW_NBYTES)
 
 
-def record(work: Work, rate_bps: float, mtu: int) -> dict[str, Any]:
+def record(work: Work, case: Case) -> dict[str, Any]:
     goodput_bps = 8 * work.lanes.result_nbytes(8) / 8 * median(work.rates)
     found: dict[str, Any] = {
         "benchmark": "aggregator",
-        "rate_bps": rate_bps,
-        "mtu": mtu,
+        "world": case.world,
+        "rate_bps": case.rate_bps,
+        "mtu": case.mtu,
         "by": work.by,
+        "runs": work.runs,
         "lanes": "FP32" if work.by == "gloo" else work.lanes.name,
         "loss": work.loss,
         "elements": work.numel,
+        "took_s": round(median(work.took_s), 5),
         "elements_per_s": round(median(work.rates)),
         "least_elements_per_s": round(min(work.rates)),
         "most_elements_per_s": round(max(work.rates)),
@@ -248,24 +286,33 @@ def record(work: Work, rate_bps: float, mtu: int) -> dict[str, Any]:
         "rounds": len(work.took_s),
     }
     if work.by != "gloo":
-        found["share_of_limit"] = round(goodput_bps / limit_bps(work.lanes, mtu, rate_bps), 4)
+        found["share_of_limit"] = round(goodput_bps / limit_bps(work.lanes, case.mtu, case.rate_bps), 4)
         found["sent_again"] = round(median(work.again))
     if work.ns_per_byte:
         found["cpu_ns_per_byte"] = round(median(work.ns_per_byte), 3)
     return found
 
 
-def ratios(found: Sequence[Work], rate_bps: float, mtu: int) -> Iterator[tuple[str, float, float]]:
-    """What was promised: its name, what was measured, the target. CPU is to stay below, all others above."""
+def ratios(found: Sequence[Work], case: Case) -> Iterator[tuple[str, float, float | None]]:
+    """What was promised: its name, what was measured, the target (None: only told). CPU is to stay below, all others above."""
 
-    def of(by: str, lanes: LaneType = LaneType.I32, loss: float = 0.0) -> Work:
-        return next(w for w in found if (w.by, w.lanes, w.loss) == (by, lanes, loss))
+    def of(by: str, lanes: LaneType = LaneType.I32, loss: float = 0.0, runs: bool = False) -> Work:
+        return next(w for w in found if (w.by, w.lanes, w.loss, w.runs) == (by, lanes, loss, runs))
 
-    gloo, server = of("gloo"), of("server")
     planes = [by for by in ("user", "kernel") if any(work.by == by for work in found)]
+    if case.small:
+        if "kernel" in planes:
+            user, kernel, runs = (
+                of(by, LaneType.TABLE_U8, runs=runs)
+                for by, runs in (("user", False), ("kernel", False), ("kernel", True))
+            )
+            yield "small packets: kernel, against user", kernel.against(user), SMALL
+            yield "small packets: kernel with runs, against without", runs.against(kernel), None
+        return
+    gloo, server = of("gloo"), of("server")
     for by in planes:
         plain = of(by)
-        limit = limit_bps(LaneType.I32, mtu, rate_bps)
+        limit = limit_bps(LaneType.I32, case.mtu, case.rate_bps)
         yield f"{by}: goodput, of the link's payload limit", median(plain.rates) * 32 / limit, GOODPUT
         yield f"{by}: against gloo", plain.against(gloo), GLOO
         yield f"{by}: against one server", plain.against(server), SERVER
@@ -279,23 +326,23 @@ def ratios(found: Sequence[Work], rate_bps: float, mtu: int) -> Iterator[tuple[s
         yield "CPU time a byte, kernel against user", median(a / b for a, b in pairs), CPU
 
 
-def summary(runs: dict[float, list[Work]], mtu: int) -> dict[str, Any]:
+def summary(runs: dict[Case, list[Work]]) -> dict[str, Any]:
     """One record with every ratio, its target, and whether it was reached."""
     found = [
         {
-            "rate_bps": rate_bps,
+            "world": case.world,
+            "rate_bps": case.rate_bps,
+            "mtu": case.mtu,
             "ratio": name,
             "measured": round(measured, 3),
             "target": target,
-            "reached": measured <= target if target == CPU else measured >= target,
+            "reached": target is None or (measured <= target if target == CPU else measured >= target),
         }
-        for rate_bps, works_ in runs.items()
-        for name, measured, target in ratios(works_, rate_bps, mtu)
+        for case, works_ in runs.items()
+        for name, measured, target in ratios(works_, case)
     ]
     return {
         "benchmark": "aggregator summary",
-        "world": WORLD,
-        "mtu": mtu,
         "exact": all(work.exact for works_ in runs.values() for work in works_),
         "reached": all(each["reached"] for each in found),
         "planes": sorted({work.by for works_ in runs.values() for work in works_} & {"user", "kernel"}),
@@ -305,22 +352,27 @@ def summary(runs: dict[float, list[Work]], mtu: int) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> Iterator[str]:
-    yield f"{'Mbit/s':>6}  {'by':<7}{'lanes':<9}{'loss %':>6}{'M elements/s':>14}{'least-most':>14}{'of limit':>9}{'again':>7}{'ns/byte':>8}"
+    yield (
+        f"{'ranks':>5}{'Mbit/s':>7}{'MTU':>5}  {'by':<13}{'lanes':<9}{'loss %':>6}{'ms':>8}{'M elements/s':>14}"
+        f"{'least-most':>14}{'of limit':>9}{'again':>7}{'ns/byte':>8}"
+    )
     for row in rows:
         spread = f"{row['least_elements_per_s'] / 1e6:.2f}-{row['most_elements_per_s'] / 1e6:.2f}"
         yield (
-            f"{row['rate_bps'] / 1e6:>6g}  {row['by']:<7}{row['lanes']:<9}{100 * row['loss']:>6g}"
+            f"{row['world']:>5}{row['rate_bps'] / 1e6:>7g}{row['mtu']:>5}  {row['by'] + (', runs' if row['runs'] else ''):<13}"
+            f"{row['lanes']:<9}{100 * row['loss']:>6g}{1e3 * row['took_s']:>8.1f}"
             f"{row['elements_per_s'] / 1e6:>14.2f}{spread:>14}{row.get('share_of_limit', ''):>9}"
             f"{row.get('sent_again', ''):>7}{row.get('cpu_ns_per_byte', ''):>8}{'' if row['exact'] else '  WRONG SUM'}"
         )
     yield ""
     for each in found["ratios"]:
         sign = "<=" if each["target"] == CPU else ">="
+        verdict = "reached" if each["reached"] else "MISSED"
+        goal = f"{sign} {each['target']:<5g} {verdict}" if each["target"] is not None else ""
         yield (
-            f"{each['rate_bps'] / 1e6:>6g}  {each['ratio']:<48}{each['measured']:>8.3f}  {sign} {each['target']:<5g}"
-            f" {'reached' if each['reached'] else 'MISSED'}"
+            f"{each['world']:>5}{each['rate_bps'] / 1e6:>7g}{each['mtu']:>5}  {each['ratio']:<50}{each['measured']:>8.3f}  {goal}"
         )
-    yield f"every sum exact: {'yes' if found['exact'] else 'NO'}; MTU {found['mtu']}"
+    yield f"every sum exact: {'yes' if found['exact'] else 'NO'}"
 
 
 def main() -> None:
@@ -331,6 +383,7 @@ def main() -> None:
     parser.add_argument(
         "--mtu", type=int, default=9000, help="of every link; gloo has the same (1500, 3500, 9000)"
     )
+    parser.add_argument("--only-small", action="store_true", help="small packets alone: half a minute")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="that a vector takes a plane, about")
     parser.add_argument(
@@ -342,10 +395,10 @@ def main() -> None:
     def tell(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
-    rates_bps = [1e6 * rate for rate in args.rates]
-    runs = {rate: run(rate, args, tell) for rate in rates_bps}
-    rows = [record(work, rate, args.mtu) for rate, found in runs.items() for work in found]
-    found = summary(runs, args.mtu)
+    cases = [] if args.only_small else [Case(4, 1e6 * rate, args.mtu) for rate in args.rates]
+    runs = {case: run(case, args, tell) for case in (*cases, *SMALL_CASES)}
+    rows = [record(work, case) for case, found in runs.items() for work in found]
+    found = summary(runs)
     for line in (json.dumps(row) for row in (*rows, found)) if args.json else table(rows, found):
         print(line)
     if not found["exact"]:

@@ -29,9 +29,7 @@ from tacit.aggregator.membership import Membership, Terms
 from tacit.lab.wiring import _nft, _one_in
 
 SECRET = "benchmark"
-WORLD = 4
 PLANE_SLOTS = 512
-TABLE = tuple(range(0, 64, 4))  # the sum of four stays below a lane's limit
 GROUP_S = timedelta(seconds=60)
 PATIENCE_S = 10.0
 WAYS = {"down": 0, "up": 1}  # nft's hooks at a rank's interface: what arrives, what leaves
@@ -104,38 +102,41 @@ def _bpf_statistics() -> ExitStack:
 class Rank:
     """One rank of every job, and of a gloo group."""
 
-    def __init__(self, rank: int, address: str, device: str, master: str) -> None:
-        self.rank, self._address, self._device, self._lossy = rank, address, device, False
+    def __init__(self, rank: int, world: int, address: str, device: str, master: str) -> None:
+        self.rank, self.world, self._address = rank, world, address
+        self._device, self._lossy = device, False
         self._stack = ExitStack()
         self._jobs: dict[str, tuple[Client, LaneType]] = {}
         self._out: dict[
             tuple[str, int], Numbers
         ] = {}  # as in training, memory that has been written to before
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=master, rank=rank, world_size=WORLD, timeout=GROUP_S)
+        dist.init_process_group("gloo", init_method=master, rank=rank, world_size=world, timeout=GROUP_S)
         self._stack.callback(dist.destroy_process_group)
 
-    def join(self, name: str, control: tuple[str, int], lanes: str, mtu: int, slots: int) -> dict[str, Any]:
-        """Is a rank of this job from now on. Runs that the kernel should cut would reach a kernel plane whole."""
+    def join(
+        self, name: str, control: tuple[str, int], lanes: str, mtu: int, slots: int, runs: bool
+    ) -> dict[str, Any]:
+        """Is a rank of this job from now on. `runs`: it hands over runs of packets, whatever the grant says."""
         kind = LaneType[lanes]
-        client = self._stack.enter_context(Client((self._address, 0), segment="user" in name))
-        table = TABLE if kind.indexed else (0,) * 16
-        terms = Terms(name, WORLD, kind, kind.elements(mtu), slots, table)
+        client = self._stack.enter_context(Client((self._address, 0)))
+        table = _table(self.world) if kind.indexed else (0,) * 16
+        terms = Terms(name, self.world, kind, kind.elements(mtu), slots, table)
         where = (control[0], control[1])
         member = self._stack.enter_context(Membership(where, SECRET, terms, self.rank, client.port))
-        client.start(member.job, self.rank, member.plane)
+        client.start(member.job, self.rank, member.plane, segment=runs or member.segment)
         self._jobs[name] = client, kind
         return {"slots": len(member.job.slots)}
 
     def prepare(self, lanes: str, numel: int) -> dict[str, Any]:
         """Makes what will be summed up, before time counts."""
-        _vector(lanes, numel, self.rank)
+        _vector(lanes, numel, self.rank, self.world)
         return {}
 
     def sum(self, name: str, numel: int, start_s: float) -> dict[str, Any]:
         """One vector through a plane."""
         client, lanes = self._jobs[name]
-        data, expected = _vector(lanes.name, numel, self.rank)
+        data, expected = _vector(lanes.name, numel, self.rank, self.world)
         out = self._out.setdefault((lanes.name, numel), np.empty(lanes.result_nbytes(numel), np.uint8))
         out.fill(0xFF)  # no sum of an earlier round
         before = client.stats
@@ -156,7 +157,7 @@ class Rank:
 
     def gloo(self, numel: int, start_s: float) -> dict[str, Any]:
         """The same numbers as float32, all-reduced: whole ones below 2^24, so that any order gives the same sum."""
-        data, expected = _vector("I32", numel, self.rank)
+        data, expected = _vector("I32", numel, self.rank, self.world)
         x = torch.from_numpy(data.view(np.int32).astype(np.float32))
         _sleep_until(start_s)
         dist.all_reduce(x)
@@ -186,16 +187,16 @@ class Rank:
 
 
 @cache
-def _vector(lanes: str, numel: int, rank: int) -> tuple[Numbers, Numbers]:
+def _vector(lanes: str, numel: int, rank: int, world: int) -> tuple[Numbers, Numbers]:
     """A rank's bytes, and the numbers that the sum of all ranks' must have."""
     kind, numbers, own, total = LaneType[lanes], np.random.default_rng(numel), None, None
-    table = np.array(TABLE, np.uint8)
-    for each in range(WORLD):
+    table = np.array(_table(world), np.uint8)
+    for each in range(world):
         if kind is LaneType.I32:
             added = numbers.integers(-(2**22), 2**22, numel, np.int32)
             data = added.view(np.uint8)
         elif kind is LaneType.U8:
-            added = data = numbers.integers(0, 64, numel, np.uint8)
+            added = data = numbers.integers(0, 256 // world, numel, np.uint8)
         else:
             data = numbers.integers(0, 256, kind.data_nbytes(numel), np.uint8)
             added = np.stack([table[data & 15], table[data >> 4]], axis=1).reshape(-1)
@@ -204,6 +205,12 @@ def _vector(lanes: str, numel: int, rank: int) -> tuple[Numbers, Numbers]:
     assert own is not None
     assert total is not None
     return own, total
+
+
+def _table(world: int) -> tuple[int, ...]:
+    """Whose sums over all ranks stay below a lane's limit."""
+    step = 16 // world
+    return tuple(range(0, 16 * step, step))
 
 
 def _sleep_until(start_s: float) -> None:

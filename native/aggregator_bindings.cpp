@@ -106,12 +106,12 @@ Job make_job(std::int64_t id, std::uint64_t cookie, const std::vector<Address>& 
     return job;
 }
 
-// parent, job, cookie, world, rank, first_slot, slots, ranks
+// parent, job, cookie, world, rank, first_slot, slots, ranks, segment
 using Upstream = std::tuple<Address, std::int64_t, std::uint64_t, std::int64_t, std::int64_t, std::int64_t,
-                            std::int64_t, std::int64_t>;
+                            std::int64_t, std::int64_t, bool>;
 
 tacit_upstream from_python(const Upstream& upstream) {
-    const auto& [parent, job, cookie, world, rank, first_slot, slots, ranks] = upstream;
+    const auto& [parent, job, cookie, world, rank, first_slot, slots, ranks, segment] = upstream;
     return {cookie,
             from_python(parent),
             narrow<std::uint16_t>("first_slot", first_slot),
@@ -130,7 +130,10 @@ void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std:
     Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
     job.terms.below = narrow<std::uint8_t>("below", below);
     job.terms.upward = upstream.has_value();
-    if (upstream) job.above = from_python(*upstream);
+    if (upstream) {
+        job.above = from_python(*upstream);
+        job.segment_above = std::get<bool>(*upstream);
+    }
     nb::gil_scoped_release unlocked;
     plane.add_job(job);
 }
@@ -230,22 +233,23 @@ void bind_client(nb::module_& m) {
     nb::class_<Client>(m, "AggregatorClient", "A rank's UDP socket to an aggregator.")
         .def(
             "__init__",
-            [](Client* self, const Address& bind, int buffer_nbytes, bool segment) {
-                new (self) Client(from_python(bind), buffer_nbytes, segment);
+            [](Client* self, const Address& bind, int buffer_nbytes) {
+                new (self) Client(from_python(bind), buffer_nbytes);
             },
-            "bind"_a, "buffer_nbytes"_a, "segment"_a)
+            "bind"_a, "buffer_nbytes"_a)
         .def(
             "address", [](const Client& self) { return to_python(self.address()); }, "Where it is bound.")
         .def(
             "start",
             [](Client& self, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
                std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
-               std::int64_t quorum, nb::bytes table, int rank, const Address& plane, std::uint32_t chunk) {
+               std::int64_t quorum, nb::bytes table, int rank, const Address& plane, std::uint32_t chunk,
+               bool segment) {
                 self.start(make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table),
-                           rank, from_python(plane), chunk);
+                           rank, from_python(plane), chunk, segment);
             },
             "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a, "first_slot"_a, "slots"_a, "quorum"_a,
-            "table"_a, "rank"_a, "plane"_a, "chunk"_a, "Is `rank` of this job from now on.")
+            "table"_a, "rank"_a, "plane"_a, "chunk"_a, "segment"_a, "Is `rank` of this job from now on.")
         .def(
             "begin",
             [](Client& self, Bytes data, WritableBytes out, std::size_t numel) {

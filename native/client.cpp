@@ -31,8 +31,6 @@ constexpr size_t least_budget =
     8;  // packets sent again at a time-out, until one of them has got something moving
 constexpr uint64_t reordered = 3;  // results that may overtake a chunk's before it counts as lost
 
-constexpr uint64_t most_doubts = 32, first_whole = 4096;  // packets, see learn_about_cuts()
-
 constexpr size_t most_received = 64, most_sent = 512;  // messages, packets a call
 constexpr size_t room_nbytes = 65536;                  // what one message may hold with UDP_GRO
 
@@ -87,15 +85,14 @@ struct Client::Buffers {
     }
 };
 
-Client::Client(tacit_address bind, int buffer_nbytes, bool segment)
+Client::Client(tacit_address bind, int buffer_nbytes)
     : socket_(open_socket(bind, buffer_nbytes)),
       address_(address_of(socket_)),
-      segment_(segment),
       buffers_(std::make_unique<Buffers>()) {}
 
 Client::~Client() = default;
 
-void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk) {
+void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment) {
     const tacit_job& terms = job.terms;
     const size_t world = job.members.size();
     if (rank < 0 || size_t(rank) >= world)
@@ -118,9 +115,7 @@ void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t 
     terms_.result_nbytes = std::uint16_t(down_nbytes);
     next_ = chunk;
     slots_.assign(terms.slots, Slot{});
-    cuts_work_ = false;  // it may be another path
-    doubts_ = whole_until_ = 0;
-    whole_for_ = first_whole;
+    segment_ = segment;
     moving_ = starting_ = RoundTrips();
     drain_ns_ = 0;
     short_ = false;
@@ -271,7 +266,6 @@ void Client::take_result(const tacit_header& header, std::span<const uint8_t> la
     short_ = header.world < terms_.world;
     slot.waiting = slot.queued = false;
     ++finished_;
-    learn_about_cuts(slot);
     if (came_++ == 0 && (!progress_ns_ || fired_ns_ > progress_ns_)) epoch_ns_ = now;  // things move (again)
     if (!slot.again) {  // else it may be the answer to either packet: no evidence, no sample (Karn)
         fresh_ = true;
@@ -430,24 +424,10 @@ void Client::send_all() {
     const auto copies = std::stable_partition(to_send_.begin(), to_send_.end(),
                                               [&](size_t slot) { return !slots_[slot].again; });
     const size_t nbytes = sizeof(tacit_header) + terms_.data_nbytes;
-    const size_t most = may_cut() ? std::clamp<size_t>(most_udp / nbytes, 1, most_pieces) : 1;
+    const size_t most = segment_ ? std::clamp<size_t>(most_udp / nbytes, 1, most_pieces) : 1;
     send_data({to_send_.begin(), copies}, most);
     send_data({copies, to_send_.end()}, 1);
     to_send_.clear();
-}
-
-bool Client::may_cut() const { return segment_ && stats_.sent >= whole_until_; }
-
-// A plane in the kernel of a machine that a virtual link leads to sees a run in one piece, and drops it. If
-// copies get results and runs never do, packets go one by one for a while, then a run is tried again: it may
-// only have been another rank that was late.
-void Client::learn_about_cuts(const Slot& slot) {
-    if (!slot.cut || cuts_work_) return;
-    cuts_work_ = !slot.again;
-    if (cuts_work_ || ++doubts_ < most_doubts) return;
-    doubts_ = 0;
-    whole_until_ = stats_.sent + whole_for_;
-    whole_for_ *= 2;
 }
 
 // In messages of up to `most` packets.
@@ -473,7 +453,6 @@ void Client::send_data(std::span<const size_t> slots, size_t most) {
             if (packets > 1) to.controls[messages].attach(message, std::uint16_t(nbytes));
             ++messages;
         }
-        if (!slot.again) slot.cut = packets > 1;
         slot.waiting = true;
         slot.queued = false;
         slot.sent_ns = now;
@@ -491,7 +470,7 @@ void Client::send_data(std::span<const size_t> slots, size_t most) {
         } else if (errno != EINTR) {
             const msghdr& message = to.outgoing[sent++].msg_hdr;
             if (message.msg_control && (errno == EINVAL || errno == EIO || errno == EMSGSIZE)) {
-                segment_ = false;  // the device or the path's MTU would not have it; nor later
+                segment_ = false;  // the device or the path's MTU would not have it; nor later, on this path
                 for (size_t i = 0; i < message.msg_iovlen; i += 2) {
                     const msghdr one{nullptr, 0, message.msg_iov + i, 2, nullptr, 0, 0};
                     if (::sendmsg(socket_, &one, 0) < 0) ++stats_.unsent;

@@ -68,14 +68,16 @@ struct ClientStats {
 // Bound when built, so that its port is known. One thread at a time.
 class Client {
   public:
-    // Port 0 picks one. `segment`: let the kernel cut runs of packets (UDP_SEGMENT), where it can.
-    Client(tacit_address bind, int buffer_nbytes, bool segment);
+    // Port 0 picks one.
+    Client(tacit_address bind, int buffer_nbytes);
     ~Client();
 
     tacit_address address() const { return address_; }
 
     // From now on `rank` of this job; the next vector's first chunk is `chunk`, the same on all ranks.
-    void start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk);
+    // `segment`: the plane takes runs of packets that the kernel is to cut (UDP_SEGMENT). A kernel plane does
+    // not: where a virtual link leads to it nobody has cut them yet, and it drops them.
+    void start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment);
 
     // A vector to be summed: packed as the job's lanes say; both spans must live until done or abandon().
     void begin(std::span<const std::uint8_t> data, std::span<std::uint8_t> out, std::size_t numel);
@@ -101,7 +103,6 @@ class Client {
     struct Slot {
         std::uint64_t index = 0, order = 0, sent_ns = 0;
         bool waiting = false, queued = false, again = false;
-        bool cut = false;  // it first left in a run that the kernel cut
     };
     struct Flight {  // one transmission; void once its slot has another order or its result
         std::size_t slot;
@@ -126,17 +127,13 @@ class Client {
 
     void send_all();
     void send_data(std::span<const std::size_t> slots, std::size_t most);
-    bool may_cut() const;
-    void learn_about_cuts(const Slot& slot);
     void send_header(tacit_kind kind, std::uint32_t chunk);
     tacit_header header(tacit_kind kind, std::uint32_t chunk) const;
     std::span<const std::uint8_t> payload(std::uint64_t index) const;
 
     Fd socket_;
     tacit_address address_;
-    bool segment_;
-    bool cuts_work_ = false;  // a run has come through
-    std::uint64_t doubts_ = 0, whole_until_ = 0, whole_for_ = 0;
+    bool segment_ = false;
     std::unique_ptr<Buffers> buffers_;
     ClientStats stats_;
 

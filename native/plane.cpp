@@ -100,6 +100,7 @@ struct Plane::Active {
     uint8_t id;
     tacit_job terms;
     tacit_upstream above;
+    bool segment_above;
     std::vector<Rank> ranks;
     std::vector<Cell> cells;
     size_t stride;  // bytes from the lanes of one cell to those of the next
@@ -111,6 +112,7 @@ struct Plane::Active {
         : id(job.id),
           terms(job.terms),
           above(job.above),
+          segment_above(job.segment_above),
           ranks(job.members.size()),
           cells(2 * size_t(terms.slots)),
           stride(round_up(terms.result_nbytes)),
@@ -333,7 +335,7 @@ tacit_count Plane::sum_up(Active& job, tacit_header& header, std::span<const uin
     if (summed && header.lanes & TACIT_SATURATED) cell.saturated = 1;  // at a plane below
     if (cell.full && (summed || verdict == TACIT_COUNT_DUPLICATE)) {
         tacit_make_upward(&header, &job.terms, &job.above, &cell);
-        out.add(out.packet(header, {lanes, job.terms.result_nbytes}), job.above.parent);
+        out.add(out.packet(header, {lanes, job.terms.result_nbytes}), job.above.parent, job.segment_above);
         return verdict;
     }
     const bool completed = verdict == TACIT_COUNT_SETTLED || (summed && cell.done);

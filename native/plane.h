@@ -20,11 +20,13 @@ struct Job {
     tacit_job terms;
     std::vector<tacit_address> members;  // by rank
     tacit_upstream above{};              // if terms.upward
+    bool segment_above = false;          // the parent takes runs of packets (UDP_SEGMENT)
 };
 
 struct Answer {
     std::span<const std::uint8_t> packet;
     tacit_address to;
+    bool segment = true;  // may leave in one message with others of its size to the same address
 };
 
 // The answers to a batch of packets. What they hold is a copy, so it may be sent while other threads go on.
@@ -36,7 +38,9 @@ class Outbox {
 
     // A copy of header and payload, the payload at a multiple of 64 bytes.
     std::span<const std::uint8_t> packet(const tacit_header& header, std::span<const std::uint8_t> payload);
-    void add(std::span<const std::uint8_t> packet, tacit_address to) { answers_.push_back({packet, to}); }
+    void add(std::span<const std::uint8_t> packet, tacit_address to, bool segment = true) {
+        answers_.push_back({packet, to, segment});
+    }
 
   private:
     std::vector<std::uint8_t> bytes_;

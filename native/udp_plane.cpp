@@ -116,7 +116,7 @@ struct UdpPlane::Worker {
         outgoing.clear();
         for (size_t i = 0, end; i < order.size(); i = end) {
             const size_t nbytes = answers[order[i]].packet.size(),
-                         most = std::min(most_pieces, most_udp / nbytes);
+                         most = answers[order[i]].segment ? std::min(most_pieces, most_udp / nbytes) : 1;
             for (end = i; end < order.size() && end - i < most && key(order[end]) == key(order[i]); ++end)
                 pieces[end] = {const_cast<uint8_t*>(answers[order[end]].packet.data()), nbytes};
             to[i] = sockaddr_of(answers[order[i]].to);

@@ -164,7 +164,7 @@ class Plane:
         How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
         """
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -208,7 +208,7 @@ class UdpPlane:
     def now_ns() -> int:
         """The clock of `last_ns`."""
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -230,12 +230,12 @@ class UdpPlane:
 class AggregatorClient:
     """A rank's UDP socket to an aggregator."""
 
-    def __init__(self, bind: tuple[str, int], buffer_nbytes: int, segment: bool) -> None: ...
+    def __init__(self, bind: tuple[str, int], buffer_nbytes: int) -> None: ...
 
     def address(self) -> tuple[str, int]:
         """Where it is bound."""
 
-    def start(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, rank: int, plane: tuple[str, int], chunk: int) -> None:
+    def start(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, rank: int, plane: tuple[str, int], chunk: int, segment: bool) -> None:
         """Is `rank` of this job from now on."""
 
     def begin(self, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8], numel: int) -> None:

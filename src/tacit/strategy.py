@@ -16,6 +16,7 @@ from typing import Any, Self
 from tacit.codecs import CODECS
 from tacit.errors import ConfigError, PairingError, did_you_mean
 from tacit.gossip.partners import Gossip
+from tacit.redaction import plain_secret, take_secrets
 from tacit.requests import Codec
 from tacit.rounds import ROUNDS, Adaptive, EveryStep, Round
 from tacit.spelling import check_length, parse_expression, plain_value
@@ -76,7 +77,8 @@ class Strategy:
         if isinstance(text, cls):
             return text
         check_length(str(text), "strategy")
-        parts = [part.strip() for part in _BETWEEN.split(str(text))]
+        text, secrets = take_secrets(str(text))  # whatever is wrong with it, no error can quote them
+        parts = [part.strip() for part in _BETWEEN.split(text)]
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
         named = parts[0].partition("(")[0].strip() in ROUNDS
@@ -86,7 +88,7 @@ class Strategy:
             raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
         what = _build(said, CODECS, "codec")
         who = (
-            _build(parts[1], {**SCHEMES, "gossip": Gossip}, "scheme")
+            _build(parts[1], {**SCHEMES, "gossip": Gossip}, "scheme", secrets)
             if len(parts) == 2
             else default_who(when, what)
         )
@@ -131,22 +133,25 @@ def parse_codec(text: str) -> Codec:
     return codec
 
 
-def _build(text: str, known: Mapping[str, Maker], kind: str) -> Any:
+def _build(text: str, known: Mapping[str, Maker], kind: str, secrets: Mapping[str, str] | None = None) -> Any:
     way = "write name or name(option=value)"
     tree = parse_expression(text, kind, way)
     if not isinstance(tree, ast.Name | ast.Call):
         raise ConfigError(f"{kind} {text!r} cannot be read; {way}")
-    return _value(tree, text, known, kind)
+    return _value(tree, text, known, kind, secrets or {})
 
 
-def _value(node: ast.expr, text: str, known: Mapping[str, Maker], kind: str) -> Any:
+def _value(
+    node: ast.expr, text: str, known: Mapping[str, Maker], kind: str, secrets: Mapping[str, str]
+) -> Any:
     """What a piece of strategy text stands for: a known name, with options if it is called, or a plain value."""
     if isinstance(node, ast.Name):
         return _make(_look_up(node.id, known, kind), [], {}, text, kind)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(k.arg for k in node.keywords):
         maker = _look_up(node.func.id, known, kind)
-        args = [_value(a, text, known, kind) for a in node.args]
+        args = [_value(a, text, known, kind, secrets) for a in node.args]
         options = {str(k.arg): _option(k.value, text, kind) for k in node.keywords}
+        options |= {name: plain_secret(name, secrets[name]) for name in options if name in secrets}
         return _make(maker, args, options, text, kind)
     return _option(node, text, kind)
 

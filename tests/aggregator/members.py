@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from aggregator.clients import Client, exact_sums, some_payloads
+
 from tacit.aggregator import Job, LaneType, UserPlane
 from tacit.aggregator.control import Control
 from tacit.aggregator.membership import Membership, Terms
@@ -102,3 +104,30 @@ def joined(
         if errors:
             raise errors[0]
         yield [Rank(found[rank], sockets[rank]) for rank in range(terms.world)]
+
+
+def sum_exactly(ranks: list[Rank], chunks: int, seed: int, first_chunk: int = 0) -> None:
+    """Every rank ends with the exact sum of every chunk."""
+    job = ranks[0].job
+    payloads = some_payloads(job, chunks, seed)
+    clients = [Client(job, rank, own, first_chunk) for rank, own in enumerate(payloads)]
+
+    def drive(rank: Rank, client: Client) -> None:
+        sending = client.start()
+        while not client.done:
+            for packet in sending:
+                rank.socket.sendto(packet, rank.membership.plane)
+            try:
+                sending = client.receive(rank.socket.recv(65536))
+            except TimeoutError:
+                sending = client.resend()
+
+    threads = []
+    for rank, client in zip(ranks, clients, strict=True):
+        rank.socket.settimeout(0.2)
+        threads.append(threading.Thread(target=drive, args=(rank, client)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(client.done and client.sums() == exact_sums(job, payloads) for client in clients)

@@ -12,8 +12,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from aggregator.clients import Client, exact_sums, some_payloads
-from aggregator.members import HERE, SECRET, Rank, aggregator, joined, some_terms, until
+from aggregator.members import HERE, SECRET, aggregator, joined, some_terms, sum_exactly, until
 
 from tacit.aggregator import LaneType, UserPlane
 from tacit.aggregator.addresses import parse_address
@@ -25,33 +24,6 @@ from tacit.aggregator.shares import Shares
 from tacit.aggregator.spec import Address
 from tacit.aggregator.talk import MOST_ASKED, VERSION, ForgedError, Talk, encode
 from tacit.errors import ConfigError, TacitError, TransportError
-
-
-def sum_exactly(ranks: list[Rank], chunks: int, seed: int) -> None:
-    """Every rank ends with the exact sum of every chunk."""
-    job = ranks[0].job
-    payloads = some_payloads(job, chunks, seed)
-    clients = [Client(job, rank, own) for rank, own in enumerate(payloads)]
-
-    def drive(rank: Rank, client: Client) -> None:
-        sending = client.start()
-        while not client.done:
-            for packet in sending:
-                rank.socket.sendto(packet, rank.membership.plane)
-            try:
-                sending = client.receive(rank.socket.recv(65536))
-            except TimeoutError:
-                sending = client.resend()
-
-    threads = []
-    for rank, client in zip(ranks, clients, strict=True):
-        rank.socket.settimeout(0.2)
-        threads.append(threading.Thread(target=drive, args=(rank, client)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all(client.done and client.sums() == exact_sums(job, payloads) for client in clients)
 
 
 def refused(error: type[TacitError], control: Address, terms: Terms, rank: int = 0, **options) -> str:
@@ -78,6 +50,12 @@ def test_ranks_that_join_get_one_job_and_exact_sums() -> None:
         assert all(rank.membership.alive and not rank.membership.lost for rank in ranks)
         sum_exactly(ranks, chunks=20, seed=1)
         assert control.reading().counts["completed"] == 20
+
+
+@pytest.mark.parametrize(("kind", "segment"), [("user", True), ("kernel", False), ("", False)])
+def test_a_grant_says_whether_the_plane_takes_runs_of_packets(kind: str, segment: bool) -> None:
+    with aggregator(kind=kind) as control, joined(control.address, some_terms(world=2)) as ranks:
+        assert [rank.membership.segment for rank in ranks] == [segment] * 2
 
 
 def test_two_jobs_at_once_have_their_own_slots_and_cookies_and_exact_sums() -> None:
@@ -550,6 +528,83 @@ def test_garbage_is_refused_and_counted_and_nobody_else_notices() -> None:
         assert now.refused["malformed"] > 20 and now.refused["secret"] > 5 and now.refused["version"] > 1
         assert all(rank.membership.alive for rank in ranks)
         sum_exactly(ranks, chunks=10, seed=4)
+
+
+@pytest.mark.parametrize("how", ["raises", "blocks"])
+def test_a_log_that_fails_ends_no_job_and_is_counted(how: str) -> None:
+    opened = threading.Event()
+
+    def tell(sentence: str) -> None:
+        if how == "raises":
+            raise BrokenPipeError(32, "Broken pipe")
+        opened.wait(60)
+
+    with aggregator(tell=tell) as control:
+        for name in ("a", "b"):
+            with joined(control.address, some_terms(name)) as ranks:
+                sum_exactly(ranks, chunks=10, seed=4)
+        until(lambda: not control.reading().jobs)
+        assert control.reading().admitted == 2 and control.reading().lost_ranks == 0
+        if how == "raises":
+            until(lambda: control.reading().lost_notices == 4)  # two jobs begin and end
+        opened.set()
+
+
+NASTY = "\x1b[2J\x1b]0;owned\x07\n\r\x00\x9b\u202e\u2028\ud800"
+
+
+def test_control_characters_of_strangers_and_members_reach_nobody() -> None:
+    told = list[str]()
+    with aggregator(tell=told.append) as control:
+        with socket.create_connection(control.address) as stranger:
+            stranger.sendall(encode({"tacit": NASTY, "nonce": NASTY}))
+            stranger.shutdown(socket.SHUT_WR)
+            with stranger.makefile("rb") as lines:
+                answer = lines.read()
+        assert b"\\\\x1b[2J" in answer  # escaped, and that in JSON
+        with joined(control.address, some_terms()) as ranks:
+            ranks[0].membership.leave(NASTY)
+            until(lambda: not ranks[1].membership.alive)
+            assert ranks[1].membership.why.isprintable()
+        until(lambda: not control.reading().jobs)
+    assert len(told) == 3 and all(sentence.isprintable() for sentence in told)
+    assert "the aggregator speaks version" in told[0] and r"\x1b[2J" in told[0]
+
+
+def test_control_characters_of_whoever_answers_at_the_port_reach_no_error() -> None:
+    with socket.create_server(HERE) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                connection.sendall(encode({"say": "refused", "why": NASTY * 1000, "config": True}))
+                lines.read()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        told = refused(ConfigError, server.getsockname(), some_terms())
+        assert told.isprintable() and len(told) <= 600
+        thread.join(30)
+
+
+def test_a_burst_of_strangers_is_cut_off_down_to_the_newest_and_ranks_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tacit.aggregator.control.GREETING_S", 300.0)  # they are not cut off for being slow
+    with aggregator() as control, ExitStack() as opened:
+        strangers = [opened.enter_context(socket.create_connection(control.address)) for _ in range(300)]
+        with joined(control.address, some_terms()) as ranks:
+            sum_exactly(ranks, chunks=4, seed=4)
+            until(
+                lambda: (
+                    len(control._strangers) <= MOST_STRANGERS
+                    and len(control._connections) <= MOST_STRANGERS + 3
+                )
+            )
+        strangers[0].settimeout(30)
+        with suppress(ConnectionError):
+            while strangers[0].recv(65536):  # the greeting; then it is cut off
+                pass
 
 
 def test_members_whose_wishes_make_no_sense_are_refused() -> None:

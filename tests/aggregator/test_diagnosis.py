@@ -108,8 +108,9 @@ def test_the_rest_is_told_too() -> None:
     now = some_reading(
         some_reading_job(stats, lost=(1,), quorum=2),
         counts=some_stats(job=4, magic=3).counts,
-        sockets={"overrun": 1234, "segmented": 1, "unsent": 0},
+        sockets={"overrun": 1234, "segmented": 7, "unsent": 0},
         refused=dict.fromkeys(REASONS, 2),
+        lost_notices=3,
     )
     told = bad(now)
     assert any("goes on without rank 1" in sentence for sentence in told)
@@ -119,8 +120,12 @@ def test_the_rest_is_told_too() -> None:
         sentence.startswith("4 packets of no job known here were dropped as 'job'") for sentence in told
     )
     assert any(sentence.startswith("1,234 packets found the receive buffer full") for sentence in told)
-    assert any(sentence.startswith("1 packet came joined") for sentence in told)
+    assert any(
+        sentence.startswith("7 packets came as uncut runs (UDP_SEGMENT) and were dropped")
+        for sentence in told
+    )
     assert not any("could not be sent" in sentence for sentence in told)
+    assert any(sentence.startswith("3 sentences of its log could not be written") for sentence in told)
     assert "2 admissions were refused: the secret was wrong" in told
     assert not any("duplicate" in sentence for sentence in told)  # loss on the way is nobody's fault
     earlier = replace(now, counts=dict(now.counts))

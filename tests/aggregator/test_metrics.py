@@ -161,6 +161,28 @@ def test_endless_questions_and_slow_askers_are_cut_off_and_control_goes_on(
         assert get(control.metrics_address, "/health")[0] == "HTTP/1.1 200 OK"
 
 
+@pytest.mark.parametrize("how", ["say nothing", "ask byte by byte", "read nothing"])
+def test_many_slow_readers_keep_nobody_from_health_and_metrics(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.aggregator.metrics.REQUEST_S", 60.0)  # they are not cut off for being slow
+    with aggregator(metrics=HERE) as control, ExitStack() as opened:
+        for _ in range(3 * MOST_READERS):
+            slow = opened.enter_context(socket.create_connection(control.metrics_address))
+            if how != "say nothing":
+                slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if how == "read nothing" else b"G")
+        for _ in range(5):
+            assert get(control.metrics_address, "/health")[0] == "HTTP/1.1 200 OK"
+            assert get(control.metrics_address, "/metrics")[0] == "HTTP/1.1 200 OK"
+
+
+def test_control_characters_stay_out_of_labels() -> None:
+    job = some_reading_job(None, name="a\x1b[2J\r\u202e\ud800\nb")
+    text = render(some_reading(job))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert ("job_slots", r"job=a\\x1b[2J\\r\\u202e\\ud800 b", "id=") in parse(text)
+
+
 def test_metrics_hold_no_secrets() -> None:
     with aggregator(metrics=HERE) as control, joined(control.address, some_terms()) as ranks:
         body = get(control.metrics_address, "/metrics")[1]

@@ -13,7 +13,8 @@ import pytest
 from aggregator.clients import Client, exact_sums, some_job, some_payloads
 
 from tacit.aggregator import Header, Job, Kind, LaneType, UserPlane
-from tacit.aggregator.wire import VERDICTS
+from tacit.aggregator.spec import Upstream
+from tacit.aggregator.wire import HEADER, VERDICTS
 from tacit.errors import ConfigError
 
 HERE = ("127.0.0.1", 0)
@@ -244,3 +245,26 @@ def test_what_cannot_be_done_is_said_in_one_sentence():
             plane.stats(9)
         with pytest.raises(ConfigError, match="the plane has 16"):
             plane.add_job(some_job(first_slot=14))
+
+
+@pytest.mark.parametrize("segment", [True, False], ids=["a user plane", "a kernel plane"])
+def test_sums_go_up_in_runs_only_to_a_parent_that_takes_them(segment):
+    """The parent is a socket that gets runs as the kernel plane does, uncut."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as parent, UserPlane(HERE, slots=64) as plane:
+        parent.bind(HERE)
+        parent.settimeout(30)
+        parent.setsockopt(socket.IPPROTO_UDP, 104, 1)  # UDP_GRO
+        own = some_job(world=1, lanes=LaneType.I32, first_slot=0, slots=64)
+        above = Job(9, 77, (plane.address,), LaneType.I32, own.elements, range(64), below=1)
+        job = replace(own, upstream=Upstream(parent.getsockname(), above, 0, segment))
+        with Ranks(plane, job, chunks=64) as ranks:
+            run = b"".join(ranks.clients[0].start())
+            ranks.sockets[0].setsockopt(socket.IPPROTO_UDP, 103, len(run) // 64)  # they arrive at once
+            ranks.sockets[0].sendto(run, plane.address)
+            messages, total = [], 0
+            while total < 64 * (HEADER.size + above.data_nbytes):
+                messages.append(parent.recv(65536))
+                total += len(messages[-1])
+    longest = max(map(len, messages))
+    assert (longest > HEADER.size + above.data_nbytes) == segment
+    assert segment or len(messages) == 64

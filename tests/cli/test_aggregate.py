@@ -3,65 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from aggregator.kernel import in_new_network
-from aggregator.members import joined, some_terms, until
+from aggregator.members import joined, some_terms, sum_exactly, until
+from aggregator.serving import TACIT, UNWRITABLE, serving, unwritable
 from pyroute2 import IPRoute
 
 from tacit.aggregator import Header, Kind
-from tacit.aggregator.addresses import parse_address
 from tacit.aggregator.kernel_plane import KernelPlane
 from tacit.aggregator.reader import Reader
-from tacit.aggregator.spec import Address
 from tacit.cli import main
 from tacit.lab.spaces import NEWNET, unshare
 
 LONG = "0123456789abcdef-long-enough"
-TACIT = [sys.executable, "-c", "import sys; from tacit.cli import main; sys.exit(main())"]
-
-
-@dataclass
-class Served:
-    process: subprocess.Popen[str]
-    told: dict[str, Any]
-
-    @property
-    def address(self) -> Address:
-        return parse_address(self.told["listen"])
-
-    def end(self, how: signal.Signals) -> tuple[int, str]:
-        """Its exit code, and what it said on stderr."""
-        self.process.send_signal(how)
-        error = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, error
-
-
-@contextmanager
-def serving(*options: str, secret: str = "") -> Iterator[Served]:
-    command = [*TACIT, "aggregate", "--listen", "127.0.0.1:0", "--json", *options]
-    environment = os.environ | {"TACIT_AGGREGATOR_SECRET": secret}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            assert process.stdout
-            yield Served(process, json.loads(process.stdout.readline()))
-        finally:
-            process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +73,20 @@ def test_it_serves_tells_its_status_and_stops_when_asked(
     assert code == 0
     assert error.splitlines()[-1] == "tacit: stopped; jobs served: 1, chunks summed: 0, ranks lost: 0"
     assert "job 'run [7]' runs: 3 ranks, 32 slots" in error and LONG not in error
+
+
+@pytest.mark.parametrize("how", UNWRITABLE)
+def test_a_standard_error_that_takes_nothing_ends_no_job(how: str) -> None:
+    with unwritable(how) as stderr, serving(stderr=stderr) as served:
+        for name in ("a", "b"):
+            with joined(served.address, some_terms(name), "") as ranks:
+                sum_exactly(ranks, chunks=10, seed=4)
+        with Reader(served.address, "") as reader:
+            assert (reader.read().admitted, reader.read().lost_ranks) == (2, 0)
+            if how != "a pipe that nobody reads":  # there they wait
+                until(lambda: reader.read().lost_notices >= 3)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == 0
 
 
 def test_ctrl_c_ends_it_like_any_command() -> None:
@@ -253,6 +230,10 @@ def test_the_secret_is_no_option_and_help_names_its_places(capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "--secret" not in shown and "TACIT_AGGREGATOR_SECRET" in shown and "--key-file" in shown
     assert "example" in shown
+    for words in (["--secret", LONG], [f"--secret={LONG}"], ["status", "--secret", LONG]):
+        assert main(["aggregate", *words]) == 2
+        error = said(capsys)
+        assert "`ps` shows the command line" in error and LONG not in error
 
 
 # ---- the kernel plane, in networks of the test's own ----

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Sequence
 
 from tacit.aggregator.talk import MOST_NONCE, VERSION, ForgedError, Message, Talk, decode, encode, new_nonce
+from tacit.errors import one_line
 
 REASONS = {  # why admissions are refused
     "secret": "the secret was wrong",
@@ -32,7 +33,7 @@ class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
 
     def __init__(self, reason: str, why: str, *, again: bool = False, config: bool = False) -> None:
         assert reason in REASONS
-        why = why if len(why) <= MOST_WHY else f"{why[:MOST_WHY]}..."  # it may quote what was asked for
+        why = one_line(why, MOST_WHY)  # it may quote what was asked for
         super().__init__(why)
         self.reason = reason
         self.message: Message = {"say": "refused", "why": why, "again": again, "config": config}
@@ -89,12 +90,12 @@ class Asker:
                 self._writer.write(encode(refusal.message))
             self._writer.write_eof()
 
-    async def close(self) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
+    async def wait_for_end(self) -> None:
+        """Returns when the other side has hung up, or after a second."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 while await self._reader.read(1 << 12):
                     pass
-        self._writer.transport.abort()
 
     async def _line(self) -> bytes:
         try:

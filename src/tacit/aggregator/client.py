@@ -1,7 +1,7 @@
 """A rank's way to the aggregator. The C++ core sends a vector in chunks, collects their sums and repairs what was lost.
 
     client = Client()                                  # its port is known before the job is
-    client.start(job, rank, plane)
+    client.start(job, rank, plane)                     # segment=membership.segment, where control granted the job
     outcome = client.reduce(data, out, numel, patience_s=1.0)
     while outcome is Outcome.STALLED: ...              # say who is missing, then
         outcome = client.resume(patience_s=1.0)
@@ -67,22 +67,12 @@ class ClientStats:
 
 
 class Client:
-    """One UDP socket, one vector at a time; the GIL is free meanwhile, and Ctrl-C comes through.
+    """One UDP socket, one vector at a time; the GIL is free meanwhile, and Ctrl-C comes through."""
 
-    `segment=False` keeps the kernel from cutting runs of packets (UDP_SEGMENT): a plane in the kernel of this very
-    machine would see them in one piece.
-    """
-
-    def __init__(
-        self,
-        bind: Address = ("0.0.0.0", 0),
-        *,
-        segment: bool = True,
-        buffer_nbytes: int = _BUFFER_NBYTES,
-    ) -> None:
+    def __init__(self, bind: Address = ("0.0.0.0", 0), *, buffer_nbytes: int = _BUFFER_NBYTES) -> None:
         host, port = bind
         try:
-            self._core = _core.AggregatorClient(bind, buffer_nbytes, segment)
+            self._core = _core.AggregatorClient(bind, buffer_nbytes)
         except OSError as cause:
             raise ConfigError(
                 f"{host}:{port} cannot be bound to ({cause.strerror}); name another address or port"
@@ -95,11 +85,15 @@ class Client:
         )
         self._world = 0
 
-    def start(self, job: Job, rank: int, plane: Address, chunk: int = 0) -> None:
-        """Is `rank` of `job` from now on. The next vector starts at `chunk`: the same number on all ranks."""
+    def start(self, job: Job, rank: int, plane: Address, chunk: int = 0, *, segment: bool = False) -> None:
+        """Is `rank` of `job` from now on. The next vector starts at `chunk`: the same number on all ranks.
+
+        `segment`: hand over runs of packets that the kernel cuts (UDP_SEGMENT), which saves CPU time. Only to a plane that
+        takes them, as `Membership.segment` says: a kernel plane behind a virtual link gets them uncut, and drops them.
+        """
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
         try:
-            self._core.start(job.id, job.cookie, job.members, *terms, rank, plane, chunk)
+            self._core.start(job.id, job.cookie, job.members, *terms, rank, plane, chunk, segment)
         except OSError as cause:
             raise ConfigError(f"plane={plane}: there is no way to it ({cause.strerror})") from cause
         except ValueError as cause:

@@ -27,6 +27,7 @@ from tacit.aggregator.admission import Admission, Member, ranks_text
 from tacit.aggregator.asker import MOST_WHY, REASONS, Asker, Refusal
 from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.metrics import serve_metrics
+from tacit.aggregator.notices import Notices
 from tacit.aggregator.parent import Parent
 from tacit.aggregator.reading import EndedJob, Reading
 from tacit.aggregator.shares import Shares
@@ -70,7 +71,8 @@ class Control:
     """Serves from when it is built until it is closed; then its ranks are told, and the plane has no job left. The plane stays open.
 
     `keys` are secrets: jobs under one know nothing of jobs under another. `jobs` is how many must always find their share of
-    the slots. `parent` is the aggregator that adds our sums to those of other racks. `tell` gets a sentence for each job that begins, ends or is refused, in control's own thread.
+    the slots. `parent` is the aggregator that adds our sums to those of other racks. `tell` gets a sentence for each job that begins, ends or is refused, from a thread of
+    its own: if it fails or blocks, that is counted (`Reading.lost_notices`) and control goes on.
     """
 
     def __init__(
@@ -94,7 +96,6 @@ class Control:
             raise ConfigError(f"lease_s={lease_s}: a silent rank is given up after 0.1 to 3600 s")
         self._plane, self._kind, self._parent = plane, kind, parent
         self._keys, self._lease_s = tuple(keys), lease_s
-        self._tell = tell
         self._told: dict[str, float] = {}  # when a refusal was last told of, by reason
         self._shares = Shares(plane.slots, jobs)
         self._version = _version()
@@ -116,6 +117,7 @@ class Control:
         self._loop = asyncio.new_event_loop()
         self._started_s = self._loop.time()
         self._stop = asyncio.Event()
+        self._notices = Notices(tell)
         self._thread = threading.Thread(target=self._run, name="tacit control", daemon=True)
         self._thread.start()
 
@@ -132,6 +134,7 @@ class Control:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
+            self._notices.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,20 +179,22 @@ class Control:
         self._connections.add(task)
         self._strangers[task] = None
         if len(self._strangers) > MOST_STRANGERS:
-            next(iter(self._strangers)).cancel()
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]  # now, since the next one may come before it has ended
+            oldest.cancel()
         try:
-            await self._answer(asker, task)
-        except Refusal as refusal:
-            asker.dismiss(refusal=refusal)
-            self._refuse(refusal, asker.host)
+            try:
+                await self._answer(asker, task)
+            except Refusal as refusal:
+                asker.dismiss(refusal=refusal)
+                self._refuse(refusal, asker.host)
+            await asker.wait_for_end()
         except (OSError, ForgedError, asyncio.CancelledError):
             pass  # it hung up, or is cut off: it knows
         finally:
+            writer.transport.abort()
             self._strangers.pop(task, None)
-            try:
-                await asker.close()
-            finally:
-                self._connections.discard(task)
+            self._connections.discard(task)
 
     async def _answer(self, asker: Asker, task: asyncio.Task[Any]) -> None:
         try:
@@ -211,7 +216,7 @@ class Control:
         now_s = self._loop.time()
         if now_s - self._told.get(refusal.reason, -QUIET_S) >= QUIET_S:
             self._told[refusal.reason] = now_s
-            self._tell(f"refused {host}: {refusal}")
+            self._notices.add(f"refused {host}: {refusal}")
 
     async def _report(self, asker: Asker) -> None:
         with contextlib.suppress(TimeoutError):
@@ -362,11 +367,12 @@ class Control:
         job.id, job.since_s = id, self._loop.time()
         self._admitted += 1
         grant = {"say": "granted", "id": id, "members": members, "slots": [job.slots.start, len(job.slots)]}
-        grant |= {"plane": self._plane.address, "lease_s": self._lease_s, "ranks": job.ranks}
+        grant |= {"plane": self._plane.address, "plane_kind": self._kind}
+        grant |= {"lease_s": self._lease_s, "ranks": job.ranks}
         for member in job.members.values():
             member.asker.send(grant | {"cookie": member.asker.masked(cookie)})
             member.wind(job.since_s + self._lease_s)
-        self._tell(f"job {job.name!r} runs: {job.terms.world} {job.noun}s, {len(job.slots)} slots")
+        self._notices.add(f"job {job.name!r} runs: {job.terms.world} {job.noun}s, {len(job.slots)} slots")
 
     def _hear(self, job: Admission, member: Member, message: Message) -> bool:
         """Answers; whether this was the rank's last word."""
@@ -436,7 +442,9 @@ class Control:
         for member in job.members.values():
             member.asker.dismiss(None if refusal else {"say": "ended", "why": why}, refusal=refusal)
             member.wind(now_s + PARTING_S)
-        self._tell(f"job {job.name!r} is over after {now_s - job.since_s:.1f} s and {chunks} chunks: {why}")
+        self._notices.add(
+            f"job {job.name!r} is over after {now_s - job.since_s:.1f} s and {chunks} chunks: {why}"
+        )
 
     def _reading(self) -> Reading:
         now_s = self._loop.time()
@@ -460,6 +468,7 @@ class Control:
                 job.reading(None if job.id is None else self._plane.stats(job.id), now_s) for job in jobs
             ),
             ended=tuple(replace(job, ago_s=now_s - at_s) for at_s, job in self._over),
+            lost_notices=self._notices.lost,
         )
 
 
@@ -490,7 +499,7 @@ def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float, int]:
 
 
 def _upstream(above: Membership | None) -> Upstream | None:
-    return Upstream(above.plane, above.job, above.rank) if above else None
+    return Upstream(above.plane, above.job, above.rank, above.segment) if above else None
 
 
 def _listening(address: Address) -> socket.socket:

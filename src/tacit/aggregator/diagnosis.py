@@ -40,7 +40,8 @@ REASON_HINTS = {
 SOCKET_HINTS = {
     "overrun": "found the receive buffer full: raise it with `sysctl net.core.rmem_max=33554432` before the aggregator "
     "starts, or give it more --threads",
-    "segmented": "came joined, as their sender's UDP_SEGMENT left them, and were dropped: turn it off with "
+    "segmented": "came as uncut runs (UDP_SEGMENT) and were dropped, since the kernel plane takes single packets: ranks of an "
+    "older tacit hand over runs of packets; install the same tacit on all, or turn it off with "
     "`ethtool -K LINK tx-udp-segmentation off` on the ranks' virtual links",
     "unsent": "could not be sent to ranks: the kernel would not have them, or nothing has come from there yet",
 }
@@ -175,6 +176,10 @@ def _whole(now: Reading, earlier: Reading | None) -> Iterator[Finding]:
     for name, way_out in SOCKET_HINTS.items():
         if count := now.sockets.get(name, 0):
             yield _bad(f"{_count(count, 'packet')} {way_out}")
+    if now.lost_notices:
+        yield _bad(
+            f"{_count(now.lost_notices, 'sentence')} of its log could not be written: its standard error is closed, full or not read"
+        )
     wrong = {
         reason: n for reason, n in now.refused.items() if n and reason not in ("running", "taken", "silent")
     }

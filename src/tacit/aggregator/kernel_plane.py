@@ -239,8 +239,8 @@ class KernelPlane:
 
     def sockets(self) -> dict[str, int]:
         """`unsent`: answers to members of whom nothing has come yet, so that nobody knows where they are; `failures`: what the
-        kernel would not do; `segmented`: packets that a sender's UDP_SEGMENT left joined (counted as `oversized` too): turn
-        tx-udp-segmentation off on its virtual link. `overrun` is for planes that have a receive buffer."""
+        kernel would not do; `segmented`: runs of packets that a sender's UDP_SEGMENT left uncut (counted as `oversized` too); ranks
+        that joined through control do not send them. `overrun` is for planes that have a receive buffer."""
         figures = self._total()[-len(_DEVICE) :]
         return {"overrun": 0, **{name: int(value) for name, value in zip(_DEVICE, figures, strict=True)}}
 

@@ -10,7 +10,7 @@ from typing import Never
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.spec import Address
 from tacit.aggregator.talk import MOST_TOLD, VERSION, ForgedError, Message, Talk, decode, new_nonce
-from tacit.errors import ConfigError, TacitError, TransportError
+from tacit.errors import ConfigError, TacitError, TransportError, one_line
 
 _SEND_S = 5.0  # control reads at once; if not, it is gone
 
@@ -21,7 +21,7 @@ class RefusedError(Exception):
     def __init__(self, message: Message) -> None:
         self.again = bool(message.get("again"))
         self.error: TacitError = (ConfigError if message.get("config") else TransportError)(
-            str(message.get("why"))
+            one_line(str(message.get("why")))  # of whoever listens there: it has proved nothing
         )
 
 

@@ -2,7 +2,7 @@
 
     terms = Terms("run 7", world=4, lanes=LaneType.I32, elements=360, slots=256)
     with Membership(("10.0.0.1", 4800), secret, terms, rank=0, own_port=client.port) as membership:
-        client.start(membership.job, 0, membership.plane)
+        client.start(membership.job, 0, membership.plane, segment=membership.segment)
 
 The connection is the lease: a thread says every second that we are here, and hears at once who is not any more.
 """
@@ -138,6 +138,8 @@ class Membership:
         )
         host, port = grant["plane"]
         self.plane: Address = (self._line.peer[0] if host == "0.0.0.0" else host, port)
+        # whether the plane takes runs of packets (UDP_SEGMENT); a control that does not say so may have a kernel plane
+        self.segment: bool = grant.get("plane_kind") == "user"
         self.lease_s: float = grant["lease_s"]
         self._why = ""
         self._lost: tuple[int, ...] = ()

@@ -6,10 +6,11 @@ import socket
 from collections.abc import Callable, Iterator
 
 from tacit.aggregator.reading import EVENTS, TAKEN, JobReading, Reading
+from tacit.errors import one_line
 
-MOST_READERS = 16  # at a time
+MOST_READERS = 16  # at a time; one more, and the oldest is cut off
 MOST_REQUEST = 1 << 13  # bytes
-REQUEST_S = 5.0  # from the first byte of a question to the last one of the answer
+REQUEST_S = 5.0  # from the connection to the last byte of the answer
 
 HELP = {  # every metric; those that end in _total are counters, the others gauges
     "info": "Version and plane, always 1.",
@@ -27,6 +28,7 @@ HELP = {  # every metric; those that end in _total are counters, the others gaug
     "admitted_jobs_total": "Jobs that began to run.",
     "refused_admissions_total": "Admissions that were refused, by reason.",
     "lost_ranks_total": "Ranks that vanished from running jobs.",
+    "lost_notices_total": "Sentences that the log did not take.",
     "job_ranks": "Ranks of a job.",
     "job_absent_ranks": "Ranks that have not joined yet, or were lost.",
     "job_slots": "Slots of a job.",
@@ -52,20 +54,24 @@ Sample = tuple[str, Labels, float]
 
 
 async def serve_metrics(listening: socket.socket, read: Callable[[], Reading]) -> asyncio.Server:
-    """Answers GET, one question a connection, until closed. Who is slow is cut off; who comes while many are served is sent away."""
-    reading = 0
+    """Answers GET, one question a connection, until closed. Who is slow is cut off; so is the oldest where there are many."""
+    readers: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal reading
-        reading += 1
+        task = asyncio.current_task()
+        assert task
+        readers[task] = None
+        if len(readers) > MOST_READERS:
+            oldest = next(iter(readers))
+            del readers[oldest]  # now, since the next one may come before it has ended
+            oldest.cancel()
         try:
-            if reading <= MOST_READERS:
-                async with asyncio.timeout(REQUEST_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(respond(head, read))
-                    writer.write_eof()
-                    await writer.drain()
-                    await reader.read(1)  # until it has read all and hangs up
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(respond(head, read))
+                writer.write_eof()
+                await writer.drain()
+                await reader.read(1)  # until it has read all and hangs up
         except (
             OSError,
             TimeoutError,
@@ -75,7 +81,7 @@ async def serve_metrics(listening: socket.socket, read: Callable[[], Reading]) -
         ):
             pass
         finally:
-            reading -= 1
+            readers.pop(task, None)
             writer.transport.abort()
 
     return await asyncio.start_server(attend, sock=listening, limit=MOST_REQUEST)
@@ -128,6 +134,7 @@ def _whole(now: Reading) -> Iterator[Sample]:
     yield "share_slots", {}, now.share
     yield "admitted_jobs_total", {}, now.admitted
     yield "lost_ranks_total", {}, now.lost_ranks
+    yield "lost_notices_total", {}, now.lost_notices
     yield from _packets("", {}, now.counts)
     for event, name in EVENT_NAMES.items():
         yield name, {}, now.counts.get(event, 0)
@@ -172,7 +179,7 @@ def _packets(prefix: str, labels: Labels, counts: dict[str, int]) -> Iterator[Sa
 
 def _labels(labels: Labels) -> str:
     def escaped(value: object) -> str:
-        return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        return one_line(str(value)).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
     inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
     return f"{{{inside}}}" if inside else ""

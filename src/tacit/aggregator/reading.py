@@ -72,6 +72,7 @@ class Reading:
     lost_ranks: int
     jobs: tuple[JobReading, ...]
     ended: tuple[EndedJob, ...]  # the last ones, the newest first
+    lost_notices: int = 0  # sentences that its log did not take
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

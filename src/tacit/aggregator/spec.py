@@ -134,11 +134,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where the parent is, its job, and this plane's rank in it."""
+    """Where the parent is, its job, this plane's rank in it, and whether its plane takes runs of packets (UDP_SEGMENT)."""
 
     parent: Address
     job: Job
     rank: int
+    segment: bool = False
 
     def check(self, own: Job) -> None:
         """ConfigError if `own` cannot be added up there."""

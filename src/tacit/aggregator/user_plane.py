@@ -17,7 +17,7 @@ _BUFFER_NBYTES = (
 )  # 3,500 full packets of 1500 bytes as the kernel counts them; it grants half if we are not root
 
 
-_Above = tuple[Address, int, int, int, int, int, int, int]
+_Above = tuple[Address, int, int, int, int, int, int, int, bool]
 
 
 class UserPlane:
@@ -117,4 +117,14 @@ def upstream_of(job: Job) -> _Above | None:
     if (up := job.upstream) is None:
         return None
     first, slots = up.job.slots.start, len(up.job.slots)
-    return (up.parent, up.job.id, up.job.cookie, up.job.world, up.rank, first, slots, up.job.ranks)
+    return (
+        up.parent,
+        up.job.id,
+        up.job.cookie,
+        up.job.world,
+        up.rank,
+        first,
+        slots,
+        up.job.ranks,
+        up.segment,
+    )

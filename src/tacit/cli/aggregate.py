@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,10 +124,17 @@ def _add_key(parser: argparse.ArgumentParser, default: str | None = None) -> Non
         metavar="FILE",
         help=f"secrets, one a line, readable by its owner (otherwise {SECRET})",
     )
+    parser.add_argument(
+        "--secret", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )  # so that no error quotes it
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 if it was asked to stop, or has told its status."""
+    if "secret" in args:
+        raise ConfigError(
+            f"--secret is no option, since `ps` shows the command line to everybody on the machine; set {SECRET}, or name a --key-file"
+        )
     return _status(args) if args.action == "status" else _serve(args)
 
 
@@ -155,16 +162,17 @@ def _serve(args: argparse.Namespace) -> int:
     with closing(_plane(args, listen)) as plane:
         at = control_at or (listen[0], plane.address[1])
         options = {"kind": args.plane, "jobs": args.jobs, "lease_s": lease_s, "metrics": metrics}
-        with Control(plane, at, keys, **options, parent=parent, tell=_tell) as control:
+        with Control(plane, at, keys, **options, parent=parent, tell=_log) as control:
             try:
                 _announce(args, control)
                 while True:
                     time.sleep(3600)
             except _Stopped:
-                print(f"tacit: stopped; {_closing_words(control)}", file=sys.stderr)
+                _print_last(f"stopped; {_closing_words(control)}")
                 return 0
-            except KeyboardInterrupt as interrupt:
-                raise KeyboardInterrupt(_closing_words(control)) from interrupt
+            except KeyboardInterrupt:
+                _print_last(f"interrupted; {_closing_words(control)}")
+                return 130
 
 
 def _stop(number: int, frame: object) -> Never:
@@ -246,8 +254,23 @@ def _announce(args: argparse.Namespace, control: Control) -> None:
     )
 
 
-def _tell(sentence: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
+def _log(sentence: str) -> None:
+    _write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
+
+
+def _write(text: str) -> None:
+    """OSError if standard error does not take it. Past Python's buffer: what it could not write there would be tried again at exit."""
+    if sys.stderr is None:
+        raise OSError("there is no standard error")
+    os.write(sys.stderr.fileno(), text.encode(errors="backslashreplace"))
+
+
+def _print_last(sentence: str) -> None:
+    """Standard error may be closed, full or unread; that is no reason not to end, nor to end otherwise."""
+    from tacit.aggregator.notices import Notices
+
+    with closing(Notices(lambda text: _write(f"{text}\n"))) as notices:
+        notices.add(f"tacit: {sentence}")
 
 
 def _closing_words(control: Control) -> str:
@@ -362,12 +385,14 @@ def _print(now: Reading, earlier: Reading) -> None:
 
     console = _console()
     for finding in diagnose(now, earlier):
-        console.print(finding.sentence, markup=False, style="" if finding.well else "red", soft_wrap=True)
-    console.print(
-        f"\n{now.plane} plane at {address_text(now.address)}, up {time_text(now.up_s)}, tacit {now.version}: "
-        f"{now.slots - now.free_slots} of {now.slots} slots in use, up to {now.share} a job",
-        markup=False,
+        console.print(
+            one_line(finding.sentence), markup=False, style="" if finding.well else "red", soft_wrap=True
+        )
+    whole = (
+        f"{now.plane} plane at {address_text(now.address)}, up {time_text(now.up_s)}, tacit {now.version}: "
+        f"{now.slots - now.free_slots} of {now.slots} slots in use, up to {now.share} a job"
     )
+    console.print(f"\n{one_line(whole)}", markup=False)
     for table in (_jobs_table(now, earlier), _ranks_table(now), _drops_table(now)):
         if table.row_count:
             console.print(table)
@@ -386,7 +411,7 @@ def _jobs_table(now: Reading, earlier: Reading) -> Table:
             state,
             f"{job.world - len(job.absent) - len(job.lost)} of {job.world}",
             str(job.slots[1]),
-            f"{job.elements} {job.lanes}",
+            _plain(f"{job.elements} {job.lanes}"),
         ]
         moving = rates(job, earlier)
         row += (
@@ -413,7 +438,7 @@ def _ranks_table(now: Reading) -> Table:
             at = gone or (address_text(member) if member else "has not joined")
             last = "never" if own is None or own.idle_s is None else f"{time_text(own.idle_s)} ago"
             figures = (f"{own.packets:,}", last, f"{own.missing:,}") if own else ("-", "-", "-")
-            table.add_row(_plain(job.name), str(rank), at, *figures)
+            table.add_row(_plain(job.name), str(rank), _plain(at), *figures)
     return table
 
 
@@ -426,10 +451,10 @@ def _drops_table(now: Reading) -> Table:
 
     table = Table("since the start", "count", "meaning")
     for reason, count in dropped(now.counts).items():
-        table.add_row(f"dropped: {reason}", f"{count:,}", REASON_HINTS.get(reason, ""))
+        table.add_row(_plain(f"dropped: {reason}"), f"{count:,}", REASON_HINTS.get(reason, ""))
     for reason, count in now.refused.items():
         if count:
-            table.add_row(f"refused: {reason}", f"{count:,}", REASONS.get(reason, ""))
+            table.add_row(_plain(f"refused: {reason}"), f"{count:,}", REASONS.get(reason, ""))
     return table
 
 
@@ -440,10 +465,10 @@ def _rate(rate_bps: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """A job's name may look like markup."""
+    """A job's name may look like markup, or hold control characters if the aggregator is not ours."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(one_line(text))
 
 
 def _console() -> Console:

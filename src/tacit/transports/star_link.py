@@ -218,7 +218,7 @@ class StarLink:
             try:
                 membership = self._join(terms, client.port)
                 self._check_whole(membership)
-                client.start(membership.job, self._place, membership.plane)
+                client.start(membership.job, self._place, membership.plane, segment=membership.segment)
             except BaseException:
                 client.close()
                 raise

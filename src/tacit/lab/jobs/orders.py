@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tacit.demo.facts import TASKS
 from tacit.errors import ConfigError, did_you_mean
+from tacit.redaction import without_secrets
 from tacit.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Order:
         names = [*self.peers, *self.strategies]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{where}: {twice!r} is named twice; keep one")
+            raise ConfigError(f"{where}: {without_secrets(repr(twice))} is named twice; keep one")
 
     def check_names(self) -> None:
         """Parses every peer and strategy, which takes torch a second or two to load."""
@@ -189,7 +190,7 @@ class Rounds:
         for names, what in ((order.strategies, "strategy"), (order.seeds, "seed")):
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise ConfigError(f"{where}: {what} {twice!r} is named twice; keep one")
+                raise ConfigError(f"{where}: {what} {without_secrets(repr(twice))} is named twice; keep one")
         return order
 
     def check_names(self) -> None:
