@@ -102,6 +102,10 @@ class Line:
             own = new_nonce()
             self._talk = Talk(secret, nonce, own, "asker")
             self._socket.sendall(self._talk.seal(first, tacit=VERSION, nonce=own))
+        except ConnectionAbortedError as cause:
+            raise TransportError(
+                f"{address_text(self.control)} is another service, no aggregator: {cause}; compare the port with `tacit aggregate --listen`"
+            ) from cause
         except OSError as cause:
             self.lost(cause)
 

@@ -506,7 +506,7 @@ class StarLink:
         self._drop_ready()
         self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
         self._next_try = time.monotonic() + self._try_s
-        if why and _alike(why) not in self._warned:
+        if why and not self._closing and _alike(why) not in self._warned:
             self._warned.add(_alike(why))
             self._tell(
                 f"the aggregator at {address_text(self._control)} does not add for this run yet ({why}); "
