@@ -55,6 +55,7 @@ _JOIN_S = 5.0  # for all ranks to come, before we look whether they still want t
 _TRY_S, _LONGEST_TRY_S = 0.5, 30.0  # between two attempts to return; doubled with each that fails
 _STEADY_S = 60.0  # in use for so long: the next attempt is early again
 _REPORT_S = 20.0  # for all ranks to report how their part of an attempt went
+_MOST_REASONS = 8  # warned of, each time the aggregator goes: a stranger on its port may invent them
 _EVERY = 4  # sums from one announcement of rank 0 to the next, while the aggregator is gone
 _GOSSIP_S = 1.0  # control reports within this who is lost
 _FAREWELL_S = 2.0
@@ -506,7 +507,8 @@ class StarLink:
         self._drop_ready()
         self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
         self._next_try = time.monotonic() + self._try_s
-        if why and not self._closing and _alike(why) not in self._warned:
+        new = _alike(why) not in self._warned and len(self._warned) <= _MOST_REASONS
+        if why and new and not self._closing:
             self._warned.add(_alike(why))
             self._tell(
                 f"the aggregator at {address_text(self._control)} does not add for this run yet ({why}); "
