@@ -273,6 +273,23 @@ def test_a_wrong_secret_is_an_error_at_once(ranks, shared):
         assert kind == "ConfigError" and "secret" in said
 
 
+def _with_one_wrong_secret(rank, world, at):
+    began = time.monotonic()
+    secret = "wrong" if rank else SECRET
+    model, optimizer, handle = attached("thc", at, secret=secret)
+    try:
+        with handle:
+            train(model, optimizer, rank, range(1))
+    except tacit.TacitError as error:
+        return type(error).__name__, time.monotonic() - began
+
+
+def test_a_wrong_secret_of_one_rank_does_not_keep_the_others_waiting(ranks, shared):
+    (other, waited_s), (own, _) = ranks.run(2, _with_one_wrong_secret, shared.at)
+    assert (own, other) == ("ConfigError", "TransportError")
+    assert waited_s < 60  # of the process group's time-out of 120
+
+
 def _without_an_address(rank, world):
     for name in ("TACIT_AGGREGATOR", "TACIT_AGGREGATOR_SECRET"):
         os.environ.pop(name, None)

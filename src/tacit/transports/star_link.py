@@ -297,9 +297,10 @@ class StarLink:
             self._down, self._why = True, why
             self._state.notify_all()
 
-    def _ended(self) -> str:
-        """Why a job of ours is over, if one is. The process group may never notice that a rank is dead: in a ring, only its neighbours do."""
-        seats = list(self._seats.values()) if self._using else []
+    def _rank_lost(self) -> str:
+        """Why a job is over in which control has lost a rank. If that rank is dead, the meeting finds out: in a ring of the process
+        group only its neighbours would."""
+        seats = [seat for seat in list(self._seats.values()) if seat.membership.lost] if self._using else []
         return next((seat.membership.why for seat in seats if not seat.membership.alive), "")
 
     def _said_down(self) -> bool:
@@ -322,7 +323,7 @@ class StarLink:
                     return
                 down = self._down and self._using
             try:
-                if not down and (why := self._ended()):
+                if not down and (why := self._rank_lost()):
                     self._say_down(why)
                     down = True
                 if down or self._said_down():
