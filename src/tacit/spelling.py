@@ -15,9 +15,7 @@ MOST_CHARACTERS = 1000
 def check_length(text: str, kind: str) -> None:
     """Refuses text that no name with options needs: the parser would take its memory, or its stack."""
     if len(text) > MOST_CHARACTERS:
-        raise ConfigError(
-            f"{kind} {text[:40]!r}... has {len(text):,} characters; the limit is {MOST_CHARACTERS:,}"
-        )
+        raise ConfigError(f"this {kind} has {len(text):,} characters; the limit is {MOST_CHARACTERS:,}")
 
 
 def named_once(names: Iterable[str], where: str) -> None:

@@ -11,6 +11,7 @@ from tacit.aggregator.wire import HEADER
 
 HERE = ("127.0.0.1", 0)
 _UDP_GRO = 104
+_IP_UDP_NBYTES = 28
 
 
 class Relay:
@@ -18,7 +19,8 @@ class Relay:
 
     `loss` and `repeats` are chances, each way; `reorders` is the chance that a datagram is held back until the next one of
     its way has passed. While `cut` is set, nothing passes. `whole`: it sees runs of packets before the kernel has cut them, and
-    drops them, as a plane in the kernel does behind a virtual link.
+    drops them, as a plane in the kernel does behind a virtual link. `largest`: IP packets above so many bytes, on the way up and
+    down, are lost while the path is `narrow`.
     """
 
     def __init__(
@@ -31,9 +33,11 @@ class Relay:
         repeats: float = 0.0,
         reorders: float = 0.0,
         whole: bool = False,
+        largest: tuple[int, int] | None = None,
     ) -> None:
         self.loss, self.repeats, self.reorders = loss, repeats, reorders
         self.cut = threading.Event()
+        self.largest, self.narrow = largest, lambda: True
         self.passed = self.dropped = self.runs = 0
         self._random = Random(seed)
         self._inside = [_bound() for _ in range(world)]
@@ -92,6 +96,9 @@ class Relay:
     def _meet(self, fd: int, rank: int, to: socket.socket, packet: bytes, up: bool) -> None:
         if len(packet) > HEADER.size + Header.of(packet).nbytes:
             self.runs += 1
+            return
+        if self.largest and len(packet) + _IP_UDP_NBYTES > self.largest[not up] and self.narrow():
+            self.dropped += 1
             return
         if self.cut.is_set() or self._random.random() < self.loss:
             self.dropped += 1

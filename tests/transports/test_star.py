@@ -3,68 +3,22 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
 from toys import deep, flat, train
+from transports.aggregators import SECRET, Aggregator, attached, link_of, strategy_of
 
 import tacit
 from tacit.errors import ConfigError, PairingError
 from tacit.strategy import Strategy
 from tacit.transports import Star
 
-SECRET = "a secret that tests share"
 EXACT = ("thc", "thc(granularity=255)", "thc(bits=2)", "hush", "ef(hush)")  # 255 x 3 ranks need 16-bit lanes
 FLOATS = ("none", "bf16")
-
-_AGGREGATOR = """
-import sys, threading
-from tacit.aggregator import UserPlane
-from tacit.aggregator.control import Control
-from tacit.aggregator.parent import Parent
-port, secret, above, rack = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-parent = Parent(("127.0.0.1", above), rack, 2) if above else None
-with UserPlane(("127.0.0.1", port), slots=256) as plane, Control(plane, ("127.0.0.1", plane.address[1]), [secret], parent=parent):
-    print(plane.address[1], flush=True)
-    threading.Event().wait()
-"""
-
-
-class Aggregator:
-    """A process that can be killed, and started again at the same port."""
-
-    def __init__(self, above: int = 0, rack: int = 0) -> None:
-        self.port, self.above, self.rack = 0, above, rack
-        self.start()
-
-    def start(self) -> None:
-        """At the same port again; another socket of this machine may hold it for a moment."""
-        command = [sys.executable, "-c", _AGGREGATOR, str(self.port), SECRET, str(self.above), str(self.rack)]
-        for _ in range(20):
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            assert self.process.stdout is not None
-            if told := self.process.stdout.readline():
-                self.port = int(told)
-                return
-            self.process.wait()
-            self.process.stdout.close()
-        raise AssertionError(f"port {self.port} did not become free")
-
-    @property
-    def at(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -84,31 +38,14 @@ def mortal():
         aggregator.close()
 
 
-def _strategy(codec, at, **options):
-    if at is None:
-        return f"every / {codec} / sharded"
-    who = Star(at=at, secret=options.pop("secret", SECRET), **options)
-    return Strategy(Strategy.parse("none").when, Strategy.parse(codec).what, who)
-
-
-def _attached(codec, at, **options):
-    model = DDP(deep())
-    handle = tacit.attach(model, None, _strategy(codec, at, **options), bucket="20kB")
-    return model, torch.optim.SGD(model.parameters(), lr=0.1), handle
-
-
-def _link(handle):
-    return handle._attachment.wire.outside
-
-
 def _train_all(rank, world, codecs, at, steps=2):
     """What this rank holds after some steps with each codec, and what it sent."""
     found = {}
     for codec in codecs:
-        model, optimizer, handle = _attached(codec, at)
+        model, optimizer, handle = attached(codec, at)
         with handle:
             train(model, optimizer, rank, range(steps))
-            through = _link(handle).through if at else 0
+            through = link_of(handle).through if at else 0
             found[codec] = flat(model), handle.stats.as_dict()["sent_by_request"], through
     return found
 
@@ -137,7 +74,7 @@ def _sums(rank, world, at):
     from tacit.attachments.handle import leave_group, open_wire
     from tacit.requests import Payload, Sum
 
-    strategy = _strategy("none", at)
+    strategy = strategy_of("none", at)
     wire, found = open_wire(strategy, None, None), {}
     cases = {
         "integers": torch.arange(5000, dtype=torch.int32) * (rank + 1) - 7,
@@ -180,10 +117,10 @@ def _polls(holds):
 
 def _train_through_a_death(rank, world, codec, at, process_id, how, steps=30):
     """The aggregator is killed or frozen in the middle of a sum, and comes back."""
-    model, optimizer, handle = _attached(codec, at)
+    model, optimizer, handle = attached(codec, at)
 
     def strike():
-        _polls(lambda: _link(handle)._inside)
+        _polls(lambda: link_of(handle)._inside)
         os.kill(process_id, how)
 
     murderer = threading.Thread(target=strike)
@@ -196,13 +133,13 @@ def _train_through_a_death(rank, world, codec, at, process_id, how, steps=30):
                 murderer.join()
                 if how == signal.SIGSTOP:
                     os.kill(process_id, signal.SIGCONT)
-                _polls(lambda: _link(handle)._there)
-        link = _link(handle)
+                _polls(lambda: link_of(handle)._there)
+        link = link_of(handle)
         return flat(model), link.through, link.round_about, link.changes
 
 
 def _train_undisturbed(rank, world, codec, steps=30):
-    model, optimizer, handle = _attached(codec, None)
+    model, optimizer, handle = attached(codec, None)
     with handle:
         train(model, optimizer, rank, range(steps))
         return flat(model)
@@ -227,16 +164,16 @@ def test_an_aggregator_that_dies_or_hangs_costs_no_step_and_is_used_again(ranks,
 
 def _train_with_a_sum_that_some_have(rank, world, at, codec="thc", steps=10):
     """Rank 1 loses the aggregator just when the others have their sum: they stand in the next maximum, and wait for it."""
-    from tacit.transports.star_link import _GoneError
+    from tacit.transports.star_seat import GoneError
 
-    model, optimizer, handle = _attached(codec, at)
-    link = _link(handle)
+    model, optimizer, handle = attached(codec, at)
+    link = link_of(handle)
     reduce = link._reduce
 
     def unlucky(ask):
         total = reduce(ask)
         if rank == 1 and link._number == 12:
-            raise _GoneError("the test says so")
+            raise GoneError("the test says so")
         return total
 
     link._reduce = unlucky
@@ -263,7 +200,7 @@ def test_where_no_aggregator_is_the_process_group_adds(ranks):
 
 
 def _train_until_somebody_dies(rank, world, codec, at):
-    model, optimizer, handle = _attached(codec, at)
+    model, optimizer, handle = attached(codec, at)
     try:
         for step in range(1000):
             if rank == 2 and step == 3:
@@ -293,14 +230,14 @@ def _wait_for_the_late(rank, world, at):
         def emit(self, record):
             said.append(record.getMessage())
 
-    model, optimizer, handle = _attached("thc", at, patience=0.3)
+    model, optimizer, handle = attached("thc", at, patience=0.3)
     logging.getLogger("tacit").addHandler(ear := Ear())
     store = torch.distributed.distributed_c10d._get_default_store()
     try:
         with handle:
             train(model, optimizer, rank, range(1))
             if rank == 1:
-                link = _link(handle)
+                link = link_of(handle)
                 reduce = link._reduce
 
                 def late(ask):
@@ -323,7 +260,7 @@ def test_a_late_rank_is_waited_for_and_named(ranks, shared):
 
 
 def _with_the_wrong_secret(rank, world, at):
-    model, optimizer, handle = _attached("thc", at, secret="wrong")
+    model, optimizer, handle = attached("thc", at, secret="wrong")
     try:
         with handle:
             train(model, optimizer, rank, range(1))
@@ -334,6 +271,23 @@ def _with_the_wrong_secret(rank, world, at):
 def test_a_wrong_secret_is_an_error_at_once(ranks, shared):
     for kind, said in ranks.run(2, _with_the_wrong_secret, shared.at):
         assert kind == "ConfigError" and "secret" in said
+
+
+def _with_one_wrong_secret(rank, world, at):
+    began = time.monotonic()
+    secret = "wrong" if rank else SECRET
+    model, optimizer, handle = attached("thc", at, secret=secret)
+    try:
+        with handle:
+            train(model, optimizer, rank, range(1))
+    except tacit.TacitError as error:
+        return type(error).__name__, time.monotonic() - began
+
+
+def test_a_wrong_secret_of_one_rank_does_not_keep_the_others_waiting(ranks, shared):
+    (other, waited_s), (own, _) = ranks.run(2, _with_one_wrong_secret, shared.at)
+    assert (own, other) == ("ConfigError", "TransportError")
+    assert waited_s < 60  # of the process group's time-out of 120
 
 
 def _without_an_address(rank, world):

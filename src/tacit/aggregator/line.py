@@ -13,20 +13,26 @@ from tacit.aggregator.talk import MOST_TOLD, VERSION, ForgedError, Message, Talk
 from tacit.errors import ConfigError, TacitError, TransportError, one_line
 
 _SEND_S = 5.0  # control reads at once; if not, it is gone
+_MOST_HELLO = 1 << 12  # bytes of the first message, from somebody who has proved nothing
+_MOST_WHY = 400  # characters of a refusal
+
+
+class AbsentError(TransportError):
+    """Nobody answers at the address."""
 
 
 class RefusedError(Exception):
     """Control said no. `again`: it may say yes later."""
 
     def __init__(self, message: Message) -> None:
+        why = one_line(str(message.get("why")), _MOST_WHY)  # of whoever listens there: it has proved nothing
+        super().__init__(why)
         self.again = bool(message.get("again"))
-        self.error: TacitError = (ConfigError if message.get("config") else TransportError)(
-            one_line(str(message.get("why")))  # of whoever listens there: it has proved nothing
-        )
+        self.error: TacitError = (ConfigError if message.get("config") else TransportError)(why)
 
 
 class Line:
-    """Open when built. `send` may be called from any thread, `receive` from one."""
+    """Open when built. `send` may be called from any thread, `receive` from one. `peer` is control's address, in numbers."""
 
     def __init__(
         self, control: Address, secret: str, first: Message, timeout_s: float, own_host: str = ""
@@ -35,7 +41,7 @@ class Line:
         self.control = control
         self._buffer = bytearray()
         self._lock = threading.Lock()
-        self._socket = _connected(control, timeout_s, own_host)
+        self._socket, self.peer = _connected(control, timeout_s, own_host)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         try:
@@ -43,12 +49,6 @@ class Line:
         except BaseException:
             self._socket.close()
             raise
-
-    @property
-    def peer(self) -> Address:
-        """Control's address, in numbers."""
-        host, port = self._socket.getpeername()
-        return host, port
 
     def send(self, message: Message) -> None:
         """OSError if control is gone."""
@@ -86,9 +86,9 @@ class Line:
 
     def _greet(self, secret: str, first: Message, timeout_s: float) -> None:
         try:
-            hello = self._next(timeout_s)
+            hello = self._next(timeout_s, _MOST_HELLO)
             if hello is None:
-                raise TransportError(
+                raise AbsentError(
                     f"{address_text(self.control)} does not answer within {timeout_s:.3g} s; is it an aggregator?"
                 )
             if hello.get("say") == "refused":
@@ -96,12 +96,16 @@ class Line:
             nonce = hello.get("nonce")
             if hello.get("tacit") != VERSION or not isinstance(nonce, str) or not nonce.isascii():
                 raise ConfigError(
-                    f"the aggregator at {address_text(self.control)} speaks version {hello.get('tacit')!s:.20}, "
+                    f"the aggregator at {address_text(self.control)} speaks version {hello.get('tacit')!r:.20}, "
                     f"we speak {VERSION}; install the same tacit on both"
                 )
             own = new_nonce()
             self._talk = Talk(secret, nonce, own, "asker")
             self._socket.sendall(self._talk.seal(first, tacit=VERSION, nonce=own))
+        except ConnectionAbortedError as cause:
+            raise TransportError(
+                f"{address_text(self.control)} is another service, no aggregator: {cause}; compare the port with `tacit aggregate --listen`"
+            ) from cause
         except OSError as cause:
             self.lost(cause)
 
@@ -110,7 +114,7 @@ class Line:
             f"the aggregator at {address_text(self.control)} hung up ({cause}); `tacit aggregate status` there may say why"
         ) from cause
 
-    def _next(self, timeout_s: float) -> Message | None:
+    def _next(self, timeout_s: float, most: int = MOST_TOLD) -> Message | None:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             if not self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -119,8 +123,8 @@ class Line:
             if not data:
                 raise ConnectionResetError("the connection was closed")
             self._buffer += data
-            if len(self._buffer) > MOST_TOLD:
-                raise ConnectionAbortedError(f"it sent a line of more than {MOST_TOLD} bytes")
+            if len(self._buffer) > most:
+                raise ConnectionAbortedError(f"it sent a message of more than {most} bytes")
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             return decode(bytes(line))
@@ -128,12 +132,31 @@ class Line:
             raise ConnectionAbortedError("it does not talk like an aggregator") from cause
 
 
-def _connected(control: Address, timeout_s: float, own_host: str) -> socket.socket:
+def knock(control: Address, secret: str, timeout_s: float) -> None:
+    """Returns if control is at the address and knows the secret. AbsentError if nobody answers, else the TacitError that says
+    why it would not let us in."""
+    try:
+        with contextlib.closing(Line(control, secret, {"say": "status"}, timeout_s)) as line:
+            try:
+                answer = line.receive(timeout_s)
+            except OSError as cause:
+                line.lost(cause)
+    except RefusedError as refusal:
+        raise refusal.error from None
+    if answer is None:
+        raise AbsentError(f"{address_text(control)} does not answer within {timeout_s:.3g} s")
+
+
+def _connected(control: Address, timeout_s: float, own_host: str) -> tuple[socket.socket, Address]:
     text = address_text(control)
     try:
         connection = socket.create_connection(control, timeout_s, *([(own_host, 0)] if own_host else []))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_SEND_S)
+        host, port = connection.getpeername()
+        return connection, (host, port)
     except ConnectionRefusedError as cause:
-        raise TransportError(
+        raise AbsentError(
             f"no aggregator listens at {text}; start one there with `tacit aggregate`"
         ) from cause
     except socket.gaierror as cause:
@@ -141,13 +164,10 @@ def _connected(control: Address, timeout_s: float, own_host: str) -> socket.sock
             f"{control[0]!r} is no known host; name the aggregator by its address, such as 10.0.0.1:{control[1]}"
         ) from cause
     except TimeoutError as cause:
-        raise TransportError(
+        raise AbsentError(
             f"{text} does not answer within {timeout_s:.3g} s; check address and firewall (TCP)"
         ) from cause
     except OSError as cause:
-        raise TransportError(
+        raise AbsentError(
             f"the aggregator at {text} cannot be reached ({cause.strerror}); check address and routes"
         ) from cause
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.settimeout(_SEND_S)
-    return connection

@@ -8,6 +8,7 @@ The connection is the lease: a thread says every second that we are here, and he
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,10 @@ _AGAIN_S = 0.1  # until we ask again for what is taken now
 _GRACE_S = 2.0  # control's own word about who is missing comes a little after the time is over
 _PARTING_S = 0.5
 _LOOK_S = 0.1  # between two looks whether we are still wanted
+
+
+class LateError(TransportError):
+    """Not all ranks came in time: to ask again is to wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class Membership:
     """Held from when it is built until `leave`. All of it may be used from any thread.
 
     `job` is what was granted, `plane` where its packets go. Building it takes until all ranks have come, at most `timeout_s`.
-    `job_ranks` are in a whole sum, which are more than the job's if the aggregator has one above it.
+    `job_ranks` are in a whole sum, which are more than the job's if the aggregator has one above it. LateError if others did not
+    come, AbsentError if control did not answer (within `greeting_s`, if that is less), ConfigError for what somebody has to correct.
 
     An aggregator that joins for the `ranks` below it says where its plane is (`own_host`), may stop being `wanted` while it
     waits, and is called (`changed`) from a thread of ours when there is news.
@@ -113,6 +119,7 @@ class Membership:
         own_port: int,
         *,
         timeout_s: float = 10.0,
+        greeting_s: float = math.inf,
         own_host: str = "",
         ranks: int = 1,
         wanted: Callable[[], bool] | None = None,
@@ -124,7 +131,7 @@ class Membership:
             raise ConfigError(f"own_port={own_port}: bind the rank's UDP socket before it joins")
         self.terms, self.rank = terms, rank
         wish = {"say": "join", "rank": rank, "port": own_port, "ranks": ranks, "terms": terms.as_message()}
-        self._line, grant = _join(control, secret, wish, timeout_s, own_host, wanted)
+        self._line, grant = _join(control, secret, wish, timeout_s, greeting_s, own_host, wanted)
         self._changed = changed
         self.job_ranks: int = grant.get("ranks", terms.world)
         members = tuple((str(host), int(port)) for host, port in grant["members"])
@@ -236,7 +243,7 @@ class Membership:
                         self._take(message)
                 if time.monotonic() - heard > self.lease_s:
                     raise TimeoutError(f"silent for {self.lease_s:g} s")
-        except (OSError, RefusedError) as cause:
+        except (OSError, RefusedError, KeyError, TypeError, ValueError, AttributeError) as cause:
             self._end(f"the aggregator at {self._where} is gone from job {self.terms.name!r} ({cause})")
         finally:
             self._line.hang_up()
@@ -269,6 +276,7 @@ def _join(
     secret: str,
     wish: Message,
     timeout_s: float,
+    greeting_s: float,
     own_host: str,
     wanted: Callable[[], bool] | None,
 ) -> tuple[Line, Message]:
@@ -276,11 +284,17 @@ def _join(
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = max(0.0, deadline - time.monotonic())
+        wait_s = max(left_s, _AGAIN_S)
         try:
-            line = Line(control, secret, wish | {"patience_s": left_s}, max(left_s, _AGAIN_S), own_host)
-            return line, _granted(line, wish["terms"]["name"], max(left_s, _AGAIN_S), wanted)
+            line = Line(control, secret, wish | {"patience_s": left_s}, min(wait_s, greeting_s), own_host)
+            return line, _granted(line, wish["terms"]["name"], wait_s, wanted)
         except RefusedError as refusal:
-            if not refusal.again or time.monotonic() + _AGAIN_S > deadline:
+            over = time.monotonic() + _AGAIN_S > deadline
+            if over and isinstance(
+                refusal.error, TransportError
+            ):  # control has waited for the others with us
+                raise LateError(str(refusal)) from None
+            if over or not refusal.again:
                 raise refusal.error from None
         time.sleep(_AGAIN_S)
 

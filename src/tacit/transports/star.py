@@ -15,7 +15,8 @@ Bytes that leave a rank: its payload once, whatever the world. What the aggregat
 Ranks with the same address have the same aggregator; where addresses differ (a rack each), those aggregators must have one above them.
 
 Small sums that every rank waits for, maxima and gathers take the process group: they cost latency, not bandwidth. While the
-aggregator is gone, so does everything else: see star_link.py.
+aggregator is gone, so does everything else: see star_link.py. It survives whatever `sharded` survives, with the same bits; only at the
+very first join is a wrong secret or host name an error, since only the user can correct it.
 """
 
 import math
@@ -50,7 +51,7 @@ class Star:
     """`at` is the aggregator's control, host:port; `secret` its key. Left out, the environment says both when it is attached.
 
     `patience` is how many seconds a sum may wait for a rank before a warning names it. `mtu` is what the path to the
-    aggregator takes in one piece; `slots` the packets on their way at a time, less if the aggregator has not so many to give.
+    aggregator takes in one piece, which is tested when ranks join; `slots` the packets on their way at a time, less if the aggregator has not so many to give.
     """
 
     at: str = ""

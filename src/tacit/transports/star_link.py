@@ -2,22 +2,30 @@
 
 Sums are numbered, alike on all ranks. As long as the aggregator answers, a sum costs the process group nothing.
 
-**Gone.** A rank that hears nothing, or is not known there any more, says so in torch's store. A thread on every rank watches
-that, since a rank may already stand in a collective that waits for one which still lacks its sum. The threads then meet, over
-a process group of their own: how many sums has each rank? Request k + 1 needs everybody, so nobody is ahead by more than
-one; who has the newest sum hands it to those who lack it. From the next number on, the process group adds. Sums are integers,
-so these are the same bits: no step is lost, and nobody need know which way a sum took.
+**Gone.** A rank that gets no answer, is not known there any more, or whose large packets are lost reports it in torch's store. So
+does one whose control connection broke, or that control has lost: whether a rank is dead is for the process group and its time-out
+to decide, as in every other scheme. A thread on every rank watches the store, since a rank may already stand in a collective that
+waits for one which still lacks its sum. The threads then meet, over a process group of their own: how many sums has each rank?
+Request k + 1 needs everybody, so nobody is ahead by more than one; who has the newest sum hands it to those who lack it. From the
+next number on, the process group adds. Sums are integers, so these are the same bits: no step is lost, and nobody need know which
+way a sum took.
 
-**Back.** Rank 0 tries control's port now and then. Every few sums it tells the others, over the process group, whether to try
-the aggregator again from this number on; new jobs are joined then.
+**Back.** Rank 0's thread asks control now and then, less and less often, whether it is there and knows the secret. If so, it calls
+a trial: the threads of all ranks join new jobs and test the path, while training goes on over the process group. Only when all have
+reported that they are in does rank 0 announce, in a broadcast every few sums, that the aggregator adds from this number on. Whatever
+goes wrong before that (no slots, another secret, another service on the port) is named in one warning, and tried again later: a
+run that is fine without the aggregator never ends, and never waits, because of it.
 
 **Late.** A rank that does not come is waited for, named in a warning after a while, and in an error at the process group's
-time-out, or at once if control has lost it.
+time-out.
+
+**Errors.** What only the user can correct (a wrong secret or host name, aggregators of racks without one above them) is a ConfigError
+at the very first join, and a warning ever after.
 """
 
 import logging
+import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,30 +33,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tacit.aggregator.addresses import address_text
-from tacit.aggregator.client import Client, Outcome
-from tacit.aggregator.membership import Membership, Terms
+from tacit.aggregator.client import Client
+from tacit.aggregator.line import AbsentError, knock
+from tacit.aggregator.membership import LateError, Membership, Terms
 from tacit.aggregator.spec import Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError, TacitError, TransportError
 from tacit.transports.process_group import Wire
+from tacit.transports.star_seat import GoneError, Seat
 
 log = logging.getLogger("tacit")
 
-_SLICE_S = 0.25  # between two looks at what the others say, while a sum does not come
-_SILENT_S = 1.0  # without any answer: gone. Training must go on within 2 s
 _POLL_S = 0.2  # between two looks at the store
+_GREETING_S = 1.0  # for control's first words, which it sends unasked
 _JOIN_S = 5.0  # for all ranks to come, before we look whether they still want to
-_TRY_S, _LONGEST_TRY_S = 0.5, 60.0  # between two knocks at control's door; doubled where it opens in vain
-_EVERY = 4  # sums from one word of rank 0 to the next, while the aggregator is gone
-_GOSSIP_S = 1.0  # control tells within this who is lost
+_TRY_S, _LONGEST_TRY_S = 0.5, 30.0  # between two attempts to return; doubled with each that fails
+_STEADY_S = 60.0  # in use for so long: the next attempt is early again
+_REPORT_S = 20.0  # for all ranks to report how their part of an attempt went
+_MOST_REASONS = 8  # warned of, each time the aggregator goes: a stranger on its port may invent them
+_EVERY = 4  # sums from one announcement of rank 0 to the next, while the aggregator is gone
+_GOSSIP_S = 1.0  # control reports within this who is lost
 _FAREWELL_S = 2.0
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+Kind = tuple[LaneType, tuple[int, ...]]  # of sums; each has a job of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +76,13 @@ class Ask:
     over_the_group: Callable[[], Tensor]
 
     @property
+    def kind(self) -> Kind:
+        return self.lanes, self.table
+
+    @property
     def room(self) -> Tensor:
         """Lanes for the sum, not filled."""
         return torch.empty(self.numel, dtype=_DTYPES[self.lanes.dtype.itemsize])
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A place in one of the aggregator's jobs."""
-
-    client: Client
-    membership: Membership
-
-    def close(self) -> None:
-        self.membership.leave()
-        self.client.close()
-
-
-class _GoneError(Exception):
-    """The aggregator does not add for us any more; the text says why."""
 
 
 class StarLink:
@@ -113,16 +115,21 @@ class StarLink:
         self._using = True  # as all ranks have agreed
         self._down = False  # somebody says that it should not be
         self._inside = False  # the wire's thread talks to the aggregator
-        self._age = 0  # grows each time the aggregator is tried again
+        self._age = 0  # the attempt to return that succeeded last
         self._number = self._finished = 0  # of sums
         self._newest: tuple[Tensor, int] | None = None  # the last sum, and its version as torch counts
         self._waiting: Ask | None = None  # the wire's thread, for this sum
         self._given: Tensor | None = None
         self._error: TacitError | None = None
-        self._seats: dict[tuple[LaneType, tuple[int, ...]], Seat] = {}
+        self._kinds: list[Kind] = []  # in the order of their first sums
+        self._seats: dict[Kind, Seat] = {}
         self._why = ""
-        self._there = False  # control's port answers; rank 0 knocks
-        self._try_s, self._knocked = _TRY_S, time.monotonic()
+        self._attempt = 0  # to return, the newest that this rank knows of
+        self._ready: dict[Kind, Seat] | None = None  # places that it has taken, not yet in use
+        self._there = 0  # rank 0: the attempt in which all ranks have taken theirs
+        self._since = time.monotonic()  # the aggregator is in use
+        self._try_s, self._next_try = _TRY_S, 0.0
+        self._warned: set[str] = set()  # of these reasons, since it went
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="tacit-star", daemon=True)
         self._thread.start()
@@ -134,6 +141,8 @@ class StarLink:
         with self._state:
             self._raise()
             self._number += 1
+            if ask.kind not in self._kinds:
+                self._kinds.append(ask.kind)
         if not self._using and self._number % _EVERY == 0:
             self._maybe_return()
         total = self._through(ask) if self._using else None
@@ -152,7 +161,7 @@ class StarLink:
         try:
             if self._inside:
                 total = self._reduce(ask)
-        except _GoneError as gone:
+        except GoneError as gone:
             if not self._down:
                 self._say_down(str(gone))
         finally:
@@ -163,7 +172,6 @@ class StarLink:
                     self.through += 1
                 self._state.notify_all()
         if total is not None:
-            self._try_s = _TRY_S
             return total
         with self._state:
             self._state.wait_for(lambda: not self._using or self._error or self._closing)
@@ -174,93 +182,100 @@ class StarLink:
             return given
 
     def _reduce(self, ask: Ask) -> Tensor:
-        seat = self._seat(ask)
-        client, membership = seat.client, seat.membership
-        total, before = ask.room, client.stats.sent
-        data = ask.data.cpu().contiguous().view(torch.uint8).numpy()
-        lanes: np.ndarray[tuple[int], np.dtype[np.uint8]] = total.view(torch.uint8).numpy()
-        began = time.monotonic()
-        silent_s, named = 0.0, False
-        outcome = client.reduce(data, lanes, ask.numel, patience_s=_SLICE_S)
-        while outcome is not Outcome.DONE:
-            waited_s = time.monotonic() - began
-            self._raise()
-            if self._down:
-                raise _GoneError("another rank lost it")
-            if outcome is Outcome.UNKNOWN:
-                self._wait_for_word(membership)
-            if not membership.alive:
-                raise self._lost_or_gone(membership)
-            if outcome in (Outcome.UNKNOWN, Outcome.BEHIND):
-                raise _GoneError("its plane does not know the job any more")
-            silent_s = silent_s + _SLICE_S if outcome is Outcome.SILENT else 0.0
-            if silent_s >= _SILENT_S:
-                raise _GoneError(f"nothing has come from its plane for {silent_s:g} s")
-            if waited_s > min(self._patience_s, self._timeout_s) and not named and not silent_s:
+        seat = self._seat(ask.kind)
+        total, named = ask.room, False
+
+        def late(waited_s: float) -> None:
+            nonlocal named
+            if waited_s > min(self._patience_s, self._timeout_s) and not named:
                 named = True
-                log.warning("%s; still waiting", self._missing(membership, waited_s))
+                log.warning("%s; still waiting", self._missing(seat.membership, waited_s))
             if waited_s > self._timeout_s:
                 raise TransportError(
-                    f"{self._missing(membership, waited_s)}; restart all ranks from the last checkpoint"
+                    f"{self._missing(seat.membership, waited_s)}; restart all ranks from the last checkpoint"
                 )
-            outcome = client.resume(patience_s=_SLICE_S)
-        self._wire.sent_nbytes += (client.stats.sent - before) * membership.job.data_nbytes
+
+        data = ask.data.cpu().contiguous().view(torch.uint8).numpy()
+        seat.reduce(data, total.view(torch.uint8).numpy(), ask.numel, check=self._check, late=late)
+        self._wire.sent_nbytes += seat.count_nbytes()
         return total
 
-    def _seat(self, ask: Ask) -> Seat:
-        key = ask.lanes, ask.table
-        if key not in self._seats:
-            name = f"{self._run}/{self._age}/{len(self._seats)}"
-            terms = Terms(
-                name, len(self._rack), ask.lanes, ask.lanes.elements(self._mtu), self._slots, ask.table
-            )
-            client = Client()
+    def _check(self) -> None:
+        self._raise()
+        if self._down:
+            raise GoneError("another rank lost it")
+
+    def _seat(self, kind: Kind) -> Seat:
+        """This rank's place for such sums. The first one of all may fail for good, others are only gone."""
+        if kind not in self._seats:
             try:
-                membership = self._join(terms, client.port)
-                self._check_whole(membership)
-                client.start(membership.job, self._place, membership.plane, segment=membership.segment)
-            except BaseException:
-                client.close()
+                self._seats[kind] = self._take_seat(kind, self._age, self._join_with_all, self._check)
+            except ConfigError as cause:
+                if self.changes or self._seats:
+                    raise GoneError(str(cause)) from cause
+                self._fail(cause)
                 raise
-            self._seats[key] = Seat(client, membership)
-        return self._seats[key]
+        return self._seats[kind]
+
+    def _take_seat(
+        self, kind: Kind, age: int, join: Callable[[Terms, int], Membership], check: Callable[[], None]
+    ) -> Seat:
+        """A place that is tested. GoneError, TacitError or OSError if there is none."""
+        lanes, table = kind
+        name = f"{self._run}/{age}/{self._kinds.index(kind)}"
+        terms = Terms(name, len(self._rack), lanes, lanes.elements(self._mtu), self._slots, table)
+        client = Client()
+        membership = None
+        try:
+            membership = join(terms, client.port)
+            self._check_whole(membership)
+            client.start(membership.job, self._place, membership.plane, segment=membership.segment)
+            seat = Seat(client, membership, self._mtu)
+            seat.test(check)
+            return seat
+        except BaseException:
+            if membership:
+                membership.leave()
+            client.close()
+            raise
 
     def _join(self, terms: Terms, port: int) -> Membership:
+        return Membership(
+            self._control,
+            self._secret,
+            terms,
+            self._place,
+            port,
+            timeout_s=min(_JOIN_S, self._timeout_s),
+            greeting_s=_GREETING_S,
+            wanted=lambda: not self._closing and not (self._using and self._down),
+        )
+
+    def _join_with_all(self, terms: Terms, port: int) -> Membership:
         """Asks until all ranks have come: on the first step one may compile for minutes."""
         began, named = time.monotonic(), False
         while True:
             try:
-                return Membership(
-                    self._control,
-                    self._secret,
-                    terms,
-                    self._place,
-                    port,
-                    timeout_s=min(_JOIN_S, self._timeout_s),
-                )
-            except TransportError as cause:
+                return self._join(terms, port)
+            except LateError as cause:
                 waited_s = time.monotonic() - began
-                if self._down or self._closing or not self._knock():
-                    raise _GoneError(str(cause)) from cause
+                self._check()
                 if waited_s > self._timeout_s:
                     raise
                 if waited_s > self._patience_s and not named:
                     named = True
                     log.warning("%s; still waiting", cause)
+            except (TransportError, OSError) as cause:
+                self._check()
+                raise GoneError(str(cause)) from cause
 
-    def _wait_for_word(self, membership: Membership) -> None:
-        """Whoever ended the job, control says why: a moment after the plane forgot it."""
-        deadline = time.monotonic() + _GOSSIP_S
-        while membership.alive and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _lost_or_gone(self, membership: Membership) -> Exception:
-        if not membership.lost:
-            return _GoneError(membership.why)
-        return self._went_away(tuple(self._rack[place] for place in membership.lost))
-
-    def _went_away(self, ranks: tuple[int, ...]) -> TransportError:
-        return TransportError(f"{_ranks_text(ranks)} went away; restart all ranks from the last checkpoint")
+    def _fail(self, error: TacitError) -> None:
+        """What only the user can correct. The others need not wait for a rank that never joins: their meeting will end with it."""
+        with suppress(RuntimeError):
+            self._store.set(f"down/{self._age}", str(error))
+        with self._state:
+            self._error = error
+            self._state.notify_all()
 
     def _missing(self, membership: Membership, waited_s: float) -> str:
         text = f"rank {self._wire.rank} has waited {waited_s:.0f} s for a sum"
@@ -282,6 +297,12 @@ class StarLink:
             self._down, self._why = True, why
             self._state.notify_all()
 
+    def _rank_lost(self) -> str:
+        """Why a job is over in which control has lost a rank. If that rank is dead, the meeting finds out: in a ring of the process
+        group only its neighbours would."""
+        seats = [seat for seat in list(self._seats.values()) if seat.membership.lost] if self._using else []
+        return next((seat.membership.why for seat in seats if not seat.membership.alive), "")
+
     def _said_down(self) -> bool:
         key = f"down/{self._age}"
         try:
@@ -295,17 +316,20 @@ class StarLink:
     def _watch(self) -> None:
         while True:
             with self._state:
-                self._state.wait_for(lambda: self._closing or (self._down and self._using), _POLL_S)
-                if self._closing:
+                self._state.wait_for(
+                    lambda: self._closing or self._error or (self._down and self._using), _POLL_S
+                )
+                if self._closing or self._error:
                     return
                 down = self._down and self._using
             try:
-                if lost := self._lost():
-                    raise self._went_away(lost)
+                if not down and (why := self._rank_lost()):
+                    self._say_down(why)
+                    down = True
                 if down or self._said_down():
                     self._meet()
-                elif not self._using and self._wire.rank == 0 and not self._there:
-                    self._there = time.monotonic() - self._knocked > self._try_s and self._knock()
+                elif not self._using:
+                    self._seek_return()
             except Exception as cause:
                 error = (
                     cause
@@ -323,11 +347,15 @@ class StarLink:
         with self._state:
             self._down = True
             self._state.wait_for(lambda: not self._inside)
+            if self._error:
+                return
             finished, newest = self._finished, self._newest
         whole = newest is not None and newest[0]._version == newest[1]  # not if a codec wrote into it
-        notes = [torch.zeros(2, dtype=torch.int64) for _ in range(self._wire.world)]
-        dist.all_gather(notes, torch.tensor([finished, whole]), group=self._meeting)
-        have = [int(note[0]) for note in notes]
+        notes = torch.empty(self._wire.world, 2, dtype=torch.int64)
+        # From each to each, not round a ring: every rank has to notice one that is dead, not only its neighbours.
+        own = torch.tensor([finished, whole]).repeat(self._wire.world, 1)
+        dist.all_to_all_single(notes, own, group=self._meeting)
+        have = notes[:, 0].tolist()
         if min(have) < max(have):
             holders = [rank for rank, note in enumerate(notes) if have[rank] == max(have) and note[1]]
             if not holders or max(have) - min(have) > 1:
@@ -340,17 +368,18 @@ class StarLink:
                 self._given = total if finished < max(have) else None
         seats, self._seats = self._seats, {}
         with self._state:
-            self._using, self._there = False, False
-            self._knocked = time.monotonic()
-            self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
+            self._using, self._there = False, 0
+            steady = time.monotonic() - self._since > _STEADY_S
+            self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_TRY_S)
+            self._next_try = time.monotonic() + self._try_s
             self.changes += 1
             self._state.notify_all()
+        self._warned = {_alike(self._why)}
         self._tell(
             f"the aggregator at {address_text(self._control)} is gone ({self._why}); "
             f"the process group adds from sum {max(have) + 1} on, until it is back"
         )
-        for seat in seats.values():
-            seat.close()
+        _close(seats)
 
     def _room(self, finished: bool, holder: int) -> Tensor:
         """Where the newest sum is, or where it comes to."""
@@ -361,30 +390,136 @@ class StarLink:
         return self._newest[0] if self._wire.rank == holder else torch.empty_like(self._newest[0])
 
     def _maybe_return(self) -> None:
-        """Rank 0 says whether to try the aggregator again from this sum on."""
-        word = torch.tensor([self._there], dtype=torch.uint8)
+        """Rank 0 announces whether the aggregator adds from this sum on: it does if all ranks have taken their places."""
+        with self._state:
+            attempt, self._there = self._there, 0
+        announced = torch.tensor([attempt])
         try:
-            dist.broadcast(word, group_src=0, group=self._meeting)
+            dist.broadcast(announced, group_src=0, group=self._meeting)
         except RuntimeError as cause:
-            raise self._wire.lost("word about the aggregator", cause) from cause
-        if not word.item():
+            raise self._wire.lost("announcement about the aggregator", cause) from cause
+        if not announced.item():
             return
         with self._state:
-            self._age += 1
+            assert self._ready is not None, "this rank has reported that it is in"
+            self._seats, self._ready = self._ready, None
+            self._age, self._since = int(announced), time.monotonic()
             self._using, self._down, self._why = True, False, ""
             self.changes += 1
         self._tell(
             f"the aggregator at {address_text(self._control)} is back; it adds from sum {self._number} on"
         )
 
-    def _knock(self) -> bool:
-        """Whether control is there and greets: a machine whose aggregator hangs would still let us in."""
-        self._knocked = time.monotonic()
+    # ---- attempts to return, by the watches; training goes on meanwhile ----
+
+    def _seek_return(self) -> None:
+        with suppress(
+            RuntimeError
+        ):  # of the store: if its host is gone, the process group notices that itself
+            if self._wire.rank == 0:
+                self._lead_attempt()
+            else:
+                self._follow_attempt()
+
+    def _lead_attempt(self) -> None:
+        with self._state:
+            seats = self._ready
+            waits = seats is not None and self._there
+            if self._using or (seats is not None and not waits):
+                return  # the wire's thread is taking them
+            dead = [seat.membership.why for seat in (seats or {}).values() if not seat.membership.alive]
+            if waits and not dead:
+                return
+            self._there = 0
+        if dead:
+            self._fail_attempt(dead[0])
+        elif time.monotonic() >= self._next_try:
+            why = self._make_attempt()
+            if why is None:
+                self._there = self._attempt
+            else:
+                self._fail_attempt(why)
+
+    def _make_attempt(self) -> str | None:
+        """None if all ranks are in; otherwise why not. Empty: nobody is there, which is known."""
         try:
-            with socket.create_connection(self._control, _TRY_S) as door:
-                return bool(door.recv(1))
-        except OSError:
-            return False
+            knock(self._control, self._secret, _GREETING_S)
+        except AbsentError:
+            return ""
+        except (TacitError, OSError) as cause:
+            return str(cause)
+        self._attempt += 1
+        self._store.set(f"try/{self._attempt}", "")
+        own, late = self._take_part(self._attempt)
+        if own and not late:
+            return own
+        return self._reported_by_all(self._attempt)
+
+    def _follow_attempt(self) -> None:
+        newest = self._attempt
+        while self._store.check([f"try/{newest + 1}"]):  # more than one, if this rank was not there for long
+            newest += 1
+        if newest > self._attempt:
+            self._drop_ready()  # the last attempt has failed
+            self._attempt = newest
+            self._take_part(newest)
+
+    def _take_part(self, attempt: int) -> tuple[str, bool]:
+        """Takes this rank's places, and reports to rank 0: why not, and whether only because others did not come."""
+        seats: dict[Kind, Seat] = {}
+        why, late = "", False
+        try:
+            for kind in list(self._kinds):
+                seats[kind] = self._take_seat(kind, attempt, self._join, self._raise)
+            with self._state:
+                self._raise()
+                self._ready = seats
+        except Exception as cause:  # whatever it is, training is fine without the aggregator
+            why, late = str(cause) or type(cause).__name__, isinstance(cause, LateError)
+            _close(seats)
+        self._store.set(f"tried/{self._wire.rank}", f"{attempt} {late:d} {why}")
+        return why, late
+
+    def _reported_by_all(self, attempt: int) -> str | None:
+        """None if all ranks are in; otherwise why not, and that others did not come only if no rank has a better reason."""
+        deadline = time.monotonic() + _REPORT_S
+        waiting = set(range(self._wire.world))
+        lateness = ""
+        while waiting:
+            for rank in sorted(waiting):
+                if not self._store.check([f"tried/{rank}"]):
+                    continue
+                number, late, why = self._store.get(f"tried/{rank}").decode().split(" ", 2)
+                if int(number) < attempt:
+                    continue
+                waiting.discard(rank)
+                if why and late == "0":
+                    return f"rank {rank}: {why}" if rank else why
+                lateness = lateness or why
+            if self._closing or time.monotonic() > deadline:
+                return (
+                    lateness or f"{_ranks_text(tuple(sorted(waiting)))} did not report within {_REPORT_S:g} s"
+                )
+            time.sleep(0.05 if waiting else 0.0)
+        return lateness or None
+
+    def _fail_attempt(self, why: str) -> None:
+        """One warning a reason; the next attempt comes later than this one did."""
+        self._drop_ready()
+        self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
+        self._next_try = time.monotonic() + self._try_s
+        new = _alike(why) not in self._warned and len(self._warned) <= _MOST_REASONS
+        if why and new and not self._closing:
+            self._warned.add(_alike(why))
+            self._tell(
+                f"the aggregator at {address_text(self._control)} does not add for this run yet ({why}); "
+                f"the process group goes on, and it is tried again every {_LONGEST_TRY_S:g} s or sooner"
+            )
+
+    def _drop_ready(self) -> None:
+        with self._state:
+            seats, self._ready = self._ready or {}, None
+        _close(seats)
 
     def _tell(self, sentence: str) -> None:
         log.log(logging.WARNING if self._wire.rank == 0 else logging.INFO, sentence)
@@ -410,9 +545,9 @@ class StarLink:
             self._closing = True
             self._state.notify_all()
         self._thread.join(2.0)  # unless it stands in a meeting that nobody comes to
+        self._drop_ready()
         seats, self._seats = self._seats, {}
-        for seat in seats.values():
-            seat.close()
+        _close(seats)
         if dist.is_initialized():
             dist.destroy_process_group(self._meeting)
 
@@ -468,6 +603,16 @@ def _group_beside(group: dist.ProcessGroup, timeout: timedelta | None) -> dist.P
     made = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=not whole)
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def _close(seats: dict[Kind, Seat]) -> None:
+    for seat in seats.values():
+        seat.close()
+
+
+def _alike(why: str) -> str:
+    """The same text for reasons that differ in numbers only."""
+    return re.sub(r"\d+", "#", why)
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:
