@@ -16,8 +16,8 @@ def test_a_rank_is_there_from_its_beginning_until_it_leaves():
     store = dist.HashStore()
     zero, one = member(store, 0), member(store, 1)
     assert dict(zero.look()) == {}
-    one.begin(Address("10.0.0.1", 7, "one"))
-    assert dict(zero.look()) == {1: Address("10.0.0.1", 7, "one")}
+    one.begin(Address("127.0.0.1", 7, "one"))
+    assert dict(zero.look()) == {1: Address("127.0.0.1", 7, "one")}
     one.close()
     assert dict(zero.look()) == {}
     zero.close()
@@ -26,7 +26,7 @@ def test_a_rank_is_there_from_its_beginning_until_it_leaves():
 def test_a_beat_that_does_not_change_is_a_lease_that_runs_out_and_the_next_beat_renews_it():
     store = dist.HashStore()
     zero, one = member(store, 0, lease_s=0.0), member(store, 1)
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(Address("127.0.0.1", 7, "one"))
     assert dict(zero.look()) == {}  # a lease of no length is always over
     patient = member(store, 0, lease_s=3600.0)
     assert set(patient.look()) == {1}
@@ -52,7 +52,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         return store
 
     one = member(store, 1, world=3)
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(Address("127.0.0.1", 7, "one"))
     line = Line(opened)
     zero = Members(line, 0, 3, beat_s=3600.0)
     assert set(zero.look()) == {1}
@@ -64,7 +64,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         assert set(zero.look()) == {1}
     assert zero.store_lost
     two = member(store, 2, world=3)
-    two.begin(Address("10.0.0.2", 7, "two"))
+    two.begin(Address("127.0.0.2", 7, "two"))
     assert set(zero.look()) == {1}
     away.clear()
     assert set(zero.look()) == {1, 2} and not zero.store_lost
@@ -75,7 +75,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
 def test_a_store_that_outlives_a_run_holds_the_next_one():
     store = dist.HashStore()
     first = member(store, 0)
-    first.begin(Address("10.0.0.1", 7, "zero"))
+    first.begin(Address("127.0.0.1", 7, "zero"))
     first.set("begun", "yes")
     late, other = member(store, 1), member(store, 0)  # the second: rank 0 again
     assert other.life == 2 and set(late.look()) == {0} and not late.all_left

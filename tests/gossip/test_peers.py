@@ -28,12 +28,13 @@ def soon():
 
 
 @contextmanager
-def rank_zero(members):
+def rank_zero(members, *, knows=lambda rank, incarnation: True, **options):
     """Rank 0 of two, with a model of four ones; what becomes of its calls is in `told`."""
     island, told = Island({"w": nn.Parameter(torch.ones(4))}), []
+    options = {"knows": knows, "theta": 1.0} | options
     peers = Peers(
         island, Gossip(), parse_codec("none"), rank=0, world=2, incarnation="zero", seed=0, door=HERE,
-        members=lambda: members, tell=told.append, sent=lambda nbytes: None,
+        members=lambda: members, tell=told.append, sent=lambda nbytes: None, **options,
     )  # fmt: skip
     try:
         yield peers, island, told
@@ -50,29 +51,30 @@ def called():
 
 
 def call_of(peers):
-    return Talk(socket.create_connection(("127.0.0.1", peers.port)), 1 << 20)
+    connection = socket.create_connection(("127.0.0.1", peers.port))
+    return Talk(connection, 1 << 20, secret="", called=peers.incarnation)
 
 
 def call_words(island, **more):
     """What rank 1 says when it calls rank 0."""
     about = {"says": "none", "numel": 4, "layout": island.layers.crc}
-    return {"rank": 1, "refers": None, **about, **more}
+    return {"rank": 1, "incarnation": "a", "meeting": 1, "refers": None, **about, **more}
 
 
 def up_to_prepared(server):
     """The called side's part until PREPARED is due: the meeting's name, its talk, and the middle's checksum."""
     connection, _ = server.accept()
-    talk = Talk(connection, 1 << 20)
+    talk = Talk(connection, 1 << 20, secret="", called="one", serving=True)
     call = talk.expect(frames.CALL, soon())
     talk.send(frames.READY, {"refers": None}, soon())
     own = torch.full((4,), 3.0)
     talk.swap(own.numpy().tobytes(), soon())
-    return call.words["meeting"], talk, zlib.crc32(((torch.ones(4) + own) / 2).numpy())
+    return f"0-zero-{call.words['meeting']}", talk, zlib.crc32(((torch.ones(4) + own) / 2).numpy())
 
 
 def outcome(peers, meeting):
     talk = call_of(peers)
-    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1}, soon())
+    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1, "incarnation": "a"}, soon())
     happened = talk.expect(frames.OUTCOME, soon()).words["happened"]
     talk.close()
     return happened
@@ -115,7 +117,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
     with rank_zero({}) as (peers, island, _):
         words = call_words(island, layers=None)
         first = call_of(peers)
-        first.send(frames.CALL, words | {"meeting": "1-a-1", "incarnation": "a"}, soon())
+        first.send(frames.CALL, words, soon())
         first.expect(frames.READY, soon())
         first.swap(torch.full((4,), 3.0).numpy().tobytes(), soon())
         first.expect(frames.PREPARED, soon())
@@ -123,7 +125,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
         kind = frames.BUSY
         while kind == frames.BUSY:  # until rank 0 has seen that the first has gone
             again = call_of(peers)
-            again.send(frames.CALL, words | {"meeting": "1-b-1", "incarnation": "b"}, soon())
+            again.send(frames.CALL, words | {"incarnation": "b"}, soon())
             kind = again.receive(soon()).kind
             if kind == frames.READY:
                 again.swap(torch.full((4,), 5.0).numpy().tobytes(), soon())
@@ -139,16 +141,20 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
 
 def test_nonsense_ends_its_connection_and_nothing_else():
     with rank_zero({}) as (peers, _, _):
-        for kind, words in ((frames.CALL, {}), (frames.OUTCOME, {"meeting": "x"}), (frames.GET, {"what": 3})):
+        who = {"rank": 1, "incarnation": "a"}
+        for kind, words in ((frames.CALL, {}), (frames.DONE, {"meeting": "x"}), (frames.GET, {"what": 3})):
             talk = call_of(peers)
-            talk.send(kind, words, soon())
+            talk.send(kind, words | who, soon())
             if kind == frames.GET:
                 assert not talk.expect(frames.MODEL, soon()).words["there"]
             else:
                 with pytest.raises(PeerError):
                     talk.receive(soon())
             talk.close()
-        assert peers.fetch(Address("127.0.0.1", peers.port, "zero"), "now", soon()).model.equal(torch.ones(4))
+        talk = call_of(peers)
+        talk.send(frames.GET, who | {"what": "now"}, soon())
+        assert bytes(talk.expect(frames.MODEL, soon()).payload) == torch.ones(4).numpy().tobytes()
+        talk.close()
 
 
 def test_one_that_may_still_load_a_checkpoint_is_busy():
@@ -156,7 +162,7 @@ def test_one_that_may_still_load_a_checkpoint_is_busy():
         for away, kind in ((True, frames.BUSY), (False, frames.READY)):
             peers.away = away
             talk = call_of(peers)
-            talk.send(frames.CALL, call_words(island, layers=None, meeting="x", incarnation="a"), soon())
+            talk.send(frames.CALL, call_words(island, layers=None), soon())
             assert talk.receive(soon()).kind == kind
             talk.close()
         assert torch.equal(island.snapshot, torch.ones(4))
@@ -176,7 +182,7 @@ def test_a_talk_does_not_mind_more_files_than_select_can_number():
             while not held or held[-1] < 1100:
                 held.append(os.open(os.devnull, os.O_RDONLY))
             talk = call_of(peers)
-            talk.send(frames.GET, {"what": "now"}, soon())
+            talk.send(frames.GET, {"what": "now", "rank": 1, "incarnation": "a"}, soon())
             assert talk.expect(frames.MODEL, soon()).words["there"]
             talk.close()
     finally:
@@ -218,8 +224,8 @@ def test_patience_is_of_the_size_of_what_is_said():
 def test_silence_ends_a_talk_long_before_its_deadline(monkeypatch):
     monkeypatch.setattr(frames, "SILENCE_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        talk = Talk(socket.create_connection(server.getsockname()), 1 << 10)
-        with pytest.raises(PeerError, match=r"said nothing for 0.01 s"):
+        talk = Talk(socket.create_connection(server.getsockname()), 1 << 10, secret="", called="")
+        with pytest.raises(PeerError, match=r"sent nothing for 0.01 s"):
             talk.receive(time.monotonic() + 3600)
         for patience_s, silence_s in (
             (0.02, 0.01),
@@ -244,7 +250,7 @@ def two(codec, *, begun=True, mode="symmetric", dtype=torch.float32):
             peers = Peers(
                 island, Gossip(mode=mode), parse_codec(codec), rank=rank, world=2, incarnation=str(rank), seed=0, door=HERE,
                 members=lambda rank=rank: {r: a for r, a in addresses.items() if r != rank}, tell=told.append,
-                sent=lambda nbytes: None,
+                sent=lambda nbytes: None, theta=1.0,
             )  # fmt: skip
             addresses[rank] = Address("127.0.0.1", peers.port, str(rank))
             found.append((peers, island, told))
@@ -342,7 +348,7 @@ def test_a_layer_that_was_left_in_doubt_moves_when_it_is_known_and_blocks_its_pe
 
 def test_a_model_that_is_cut_otherwise_is_not_met():
     with rank_zero({}) as (peers, island, _):
-        words = call_words(island, meeting="x", incarnation="a")
+        words = call_words(island)
         for wrong in ({"layout": 1, "layers": None}, {"layers": "4"}, {"layers": [0]}, {}):
             talk = call_of(peers)
             talk.send(frames.CALL, words | wrong, soon())
