@@ -149,13 +149,14 @@ class StoreServer:
         try:
             message = talk.open(line)
         except ForgedError:
+            self.counts["refused"] += 1
             why = f"the secret is not that of this store; give it and all ranks the same {SECRET}"
             writer.write(encode({"refused": why}))
             await asyncio.wait_for(writer.drain(), SEND_S)
             writer.write_eof()
             with contextlib.suppress(TimeoutError):  # closing first could destroy the answer on its way
                 await asyncio.wait_for(reader.read(1), 1.0)
-            raise
+            return
         self._strangers.pop(task, None)
         while True:
             writer.write(talk.seal(self._done(message)))
