@@ -399,3 +399,118 @@ def test_a_layers_change_is_measured_from_its_own_last_exchange():
         )
         island.stepped()
         assert island.moved == pytest.approx([0.0, 750.0])
+
+
+# ---- who may call, and what it may do
+
+
+def test_only_other_ranks_of_this_world_in_lives_that_the_store_knows_are_answered():
+    asked = []
+
+    def knows(rank, incarnation):
+        asked.append((rank, incarnation))
+        return incarnation == "one"
+
+    with rank_zero({}, knows=knows) as (peers, island, _), pytest.warns(UserWarning, match="rank 0 refused"):
+        for rank, incarnation in (
+            (77, "one"),
+            (-1, "one"),
+            (0, "one"),
+            (True, "one"),
+            ("1", "one"),
+            (1, "two"),
+            (1, 3),
+        ):
+            for kind in (frames.CALL, frames.GET, frames.OUTCOME):
+                talk = call_of(peers)
+                words = call_words(island, layers=None, rank=rank, incarnation=incarnation, what="now")
+                talk.send(kind, words, soon())
+                with pytest.raises(PeerError):
+                    talk.receive(soon())
+                talk.close()
+        assert set(asked) == {(1, "two")}
+        assert peers._refusals.counts == {"rank": 15, "incarnation": 6}
+        assert not peers._paces and not peers._happened
+
+
+@pytest.mark.parametrize("caller", [0, 1])
+def test_a_meeting_moves_a_layer_by_a_bounded_amount_or_neither_side(caller):
+    with two("none") as found:
+        for peers, *_ in found:
+            peers._most_move = 2.0  # as with the default threshold
+        _, broken, _ = found[1]
+        with torch.no_grad():
+            list(broken.parameters.values())[1].fill_(1e30)
+        broken.stepped()
+        before = [island.snapshot.clone() for _, island, _ in found]
+        peers, _, told = found[caller]
+        with pytest.warns(UserWarning, match=r"would move layer 1 by"):
+            peers.wish(Wish("test"))
+            assert peers.wait(SECONDS) and told[-1].outcome != "met"
+            for rank, (each, *_) in enumerate(found):
+                with each.apart():
+                    pass
+                each.settle()
+        assert all(torch.equal(i.snapshot, b) for (_, i, _), b in zip(found, before, strict=True))
+        assert sum(p._refusals.counts["movement"] for p, *_ in found) >= 1
+        assert not any(island.doubts for _, island, _ in found)
+
+
+def test_a_small_layer_is_measured_by_the_model_it_belongs_to():
+    scale, body = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((100_000,), 0.05))
+    island = Island({"scale": scale, "body.weight": body})
+    peers = Peers(
+        island, Gossip(), parse_codec("none"), rank=0, world=2, incarnation="zero", seed=0, door=HERE,
+        members=dict, tell=lambda met: None, sent=lambda nbytes: None,
+    )  # fmt: skip
+    try:
+        w = island.snapshot
+        peers._check_movement(1, None, w, torch.cat([torch.ones(1), torch.zeros(100_000)]))  # 32 * 0.05 * 2
+        with pytest.raises(PeerError, match=r"move layer 0 by 4, of at most 3.2"):
+            peers._check_movement(1, None, w, torch.cat([torch.full((1,), 4.0), torch.zeros(100_000)]))
+    finally:
+        peers.close()
+
+
+def test_a_caller_that_stops_in_the_middle_holds_the_meeting_no_longer_than_the_pace_lets_it(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.LEAST_HELD_S", 0.05)
+    with rank_zero({}) as (peers, island, _):
+        for _ in range(50):
+            peers._held.took(0.01, 16)  # as meetings went so far
+        peers._paces[1].took(5.0, 16)
+        talk = call_of(peers)
+        talk.send(frames.CALL, call_words(island, layers=None), soon())
+        talk.expect(frames.READY, soon())
+        began = time.monotonic()
+        with pytest.raises(PeerError):
+            while talk.receive(soon()):  # its part of the swap, and then the end
+                pass
+        assert time.monotonic() - began < frames.SILENCE_S / 2
+        with peers.apart():
+            pass
+        talk.close()
+
+
+def test_readers_that_come_together_share_a_snapshot_and_one_too_many_is_busy(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.WAIT_READER_S", 0.01)
+    with rank_zero({}) as (peers, island, _):
+        with peers._offered("now") as (_, first):
+            island._own = island._own.clone()
+            with peers._offered("now") as (_, second):
+                assert second is first
+        with peers._offered("now") as (_, third):
+            assert third is not first
+        for _ in range(8):
+            assert peers._readers.acquire(blocking=False)
+        talk = call_of(peers)
+        talk.send(frames.GET, {"what": "now", "rank": 1, "incarnation": "a"}, soon())
+        assert talk.receive(soon()).kind == frames.BUSY
+        talk.close()
+        peers._readers.release(8)
+
+
+def test_who_connects_and_proves_nothing_is_left_in_time(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.GREETING_S", 0.05)
+    with rank_zero({}) as (peers, _, _), socket.create_connection(("127.0.0.1", peers.port)) as silent:
+        silent.settimeout(SECONDS)
+        assert len(silent.recv(100)) == 20 and silent.recv(100) == b""
