@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -306,7 +307,7 @@ with gossip.rank_zero(numel) as peers:
 @contextmanager
 def rank_process(numel: int, files: int) -> Iterator[tuple[int, Callable[[], dict[str, int]]]]:
     """Its port, and what it says of itself."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    here = str(Path(__file__).resolve().parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", _RANK, here, str(numel), str(files)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
