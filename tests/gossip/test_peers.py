@@ -57,8 +57,8 @@ def call_of(peers):
 
 def call_words(island, **more):
     """What rank 1 says when it calls rank 0."""
-    about = {"says": "none", "numel": 4, "layout": island.layers.crc}
-    return {"rank": 1, "incarnation": "a", "meeting": 1, "refers": None, **about, **more}
+    about = {"says": "none", "layout": island.layers.crc}
+    return {"rank": 1, "life": "a", "meeting": 1, "refers": None, **about, **more}
 
 
 def up_to_prepared(server):
@@ -74,7 +74,7 @@ def up_to_prepared(server):
 
 def outcome(peers, meeting):
     talk = call_of(peers)
-    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1, "incarnation": "a"}, soon())
+    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1, "life": "a"}, soon())
     happened = talk.expect(frames.OUTCOME, soon()).words["happened"]
     talk.close()
     return happened
@@ -125,7 +125,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
         kind = frames.BUSY
         while kind == frames.BUSY:  # until rank 0 has seen that the first has gone
             again = call_of(peers)
-            again.send(frames.CALL, words | {"incarnation": "b"}, soon())
+            again.send(frames.CALL, words | {"life": "b"}, soon())
             kind = again.receive(soon()).kind
             if kind == frames.READY:
                 again.swap(torch.full((4,), 5.0).numpy().tobytes(), soon())
@@ -141,7 +141,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
 
 def test_nonsense_ends_its_connection_and_nothing_else():
     with rank_zero({}) as (peers, _, _):
-        who = {"rank": 1, "incarnation": "a"}
+        who = {"rank": 1, "life": "a"}
         for kind, words in ((frames.CALL, {}), (frames.DONE, {"meeting": "x"}), (frames.GET, {"what": 3})):
             talk = call_of(peers)
             talk.send(kind, words | who, soon())
@@ -182,7 +182,7 @@ def test_a_talk_does_not_mind_more_files_than_select_can_number():
             while not held or held[-1] < 1100:
                 held.append(os.open(os.devnull, os.O_RDONLY))
             talk = call_of(peers)
-            talk.send(frames.GET, {"what": "now", "rank": 1, "incarnation": "a"}, soon())
+            talk.send(frames.GET, {"what": "now", "rank": 1, "life": "a"}, soon())
             assert talk.expect(frames.MODEL, soon()).words["there"]
             talk.close()
     finally:
@@ -417,7 +417,7 @@ def test_only_other_ranks_of_this_world_in_lives_that_the_store_knows_are_answer
         for rank, incarnation in wrong:
             for kind in (frames.CALL, frames.GET, frames.OUTCOME):
                 talk = call_of(peers)
-                words = call_words(island, layers=None, rank=rank, incarnation=incarnation, what="now")
+                words = call_words(island, layers=None, rank=rank, life=incarnation, what="now")
                 talk.send(kind, words, soon())
                 with pytest.raises(PeerError):
                     talk.receive(soon())
@@ -498,7 +498,7 @@ def test_readers_that_come_together_share_a_snapshot_and_one_too_many_is_busy(mo
         for _ in range(8):
             assert peers._readers.acquire(blocking=False)
         talk = call_of(peers)
-        talk.send(frames.GET, {"what": "now", "rank": 1, "incarnation": "a"}, soon())
+        talk.send(frames.GET, {"what": "now", "rank": 1, "life": "a"}, soon())
         assert talk.receive(soon()).kind == frames.BUSY
         talk.close()
         peers._readers.release(8)

@@ -34,7 +34,7 @@ from tacit.strategy import parse_codec
 
 SECRET, WORLD, NUMEL = "the secret of a run under attack", 2, 4000
 SOON_S = 20.0
-ME: dict[str, Any] = {"rank": 1, "incarnation": "one"}
+ME: dict[str, Any] = {"rank": 1, "life": "one"}
 
 Attack = Callable[[float, int], dict[str, int]]
 
@@ -268,7 +268,7 @@ def attack_broken_peer(seconds: float, seed: int) -> dict[str, int]:
             wrong: list[dict[str, Any]] = [
                 {"rank": rank} for rank in (77, -1, 0, WORLD, True, "1", 1.5, None, [1], 1 << 70)
             ]
-            wrong += [{"incarnation": life} for life in ("two", "", None, 7, "x" * 5000)]
+            wrong += [{"life": life} for life in ("two", "", None, 7, "x" * 5000)]
             for words in wrong:
                 for kind in (frames.CALL, frames.GET, frames.OUTCOME):
                     assert refused(talk_to(peers.port), kind, call_words(peers, **words) | {"what": "now"})

@@ -30,10 +30,10 @@ from tacit.errors import TransportError
 
 _MAGIC = b"tgs3"
 _NONCE = 16
-_HEAD = struct.Struct("<BIQ")  # kind, bytes of words, bytes of payload
+_HEAD = struct.Struct("<BHQ")  # kind, bytes of words, bytes of payload
 _PROOF = 16
 _PIECE = 1 << 18  # bytes that are hashed and sent at a time
-MOST_WORDS = 1 << 16
+MOST_WORDS = (1 << 16) - 1
 MOST_FIRST_WORDS = 1 << 14  # before anything is proved; then there is no payload either
 SILENCE_S = 10.0  # not a byte moved, either way
 MOST_SILENCE_S = 60.0  # where much may be computed in between
@@ -88,6 +88,8 @@ class Talk:
         nbytes = sum(len(view) for view in views)
         opening, proofs = self._opened(deadline)
         text = json.dumps(words, separators=(",", ":")).encode() if words else b""
+        if len(text) > MOST_WORDS:
+            raise PeerError(f"a message with {len(text)} bytes of words is too long")
         head, made = _HEAD.pack(kind, len(text), nbytes) + text, proofs.sending()
         made.update(head)
         out, held = [memoryview(opening + head)], 0

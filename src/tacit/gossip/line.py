@@ -54,7 +54,7 @@ class Line:
             clerk, self._clerk = self._clerk, None
         if clerk is not None:
             clerk.leave()
-            clerk.join(self.answer_s)
+            clerk.join(self.answer_s if clerk.connected else 0.0)  # connecting may take a minute
 
     def _leave(self, clerk: "_Clerk", only_if_open: bool = False) -> None:
         """One that is still connecting is waited for: two would not be faster."""

@@ -145,7 +145,7 @@ class Members:
 
     def close(self) -> None:
         self._closed.set()
-        if self._own is not None:
+        if self._own is not None and not self.store_lost:
             with suppress(StoreError):
                 self.set(f"{self._rank}", self._lease(left=True))
         self._line.close()
@@ -232,7 +232,8 @@ class Members:
 
     def _run(self) -> None:
         while not self._closed.wait(self._beat_s):
-            self._look()
+            with suppress(Warning):  # where warnings are errors, they must not end this thread
+                self._look()
 
     def _look(self) -> None:
         try:

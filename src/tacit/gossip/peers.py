@@ -153,9 +153,9 @@ class Peers:
         self._leading = ""  # the meeting that this rank leads now
         self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
-        self._own = {"rank": rank, "incarnation": incarnation}  # which this rank names when it calls
+        self._own = {"rank": rank, "life": incarnation}  # which this rank names when it calls
         # What has to be the same on all ranks.
-        self._about = {"says": str(codec), "numel": island.numel, "layout": island.layers.crc}
+        self._about = {"says": str(codec), "layout": island.layers.crc}
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
         self.followed = 0  # meetings to which this rank was called
@@ -398,7 +398,7 @@ class Peers:
 
     def _identified(self, first: Frame) -> int:
         """The caller's rank. PeerError unless it is another of this world, in the life that the store knows."""
-        rank, incarnation = first.words.get("rank"), first.words.get("incarnation")
+        rank, incarnation = first.words.get("rank"), first.words.get("life")
         if type(rank) is not int or not 0 <= rank < self._world or rank == self._rank:
             raise PeerError(
                 f"a caller says that it is rank {rank!r:.20}; this is rank {self._rank} of {self._world}",
@@ -434,10 +434,10 @@ class Peers:
 
     def _follow(self, talk: Talk, peer: int, call: Frame) -> None:
         words = call.words
-        meeting = _name(peer, words["incarnation"], int(words["meeting"]))
+        meeting = _name(peer, words["life"], int(words["meeting"]))
         if any(words[key] != value for key, value in self._about.items()):
             raise PeerError(
-                f"rank {peer} speaks {words['says']!s:.80} about {words['numel']!s:.20} parameters, or others",
+                f"rank {peer} speaks {words['says']!s:.80}, or its model has other layers",
                 "model",
             )
         layers, pace = self._island.layers.read(words["layers"]), self._paces[peer]
@@ -447,7 +447,7 @@ class Peers:
         talk.allow(patience_s)
         talk.silence_s = min(talk.silence_s, max(LEAST_HELD_S, self._held.patience_s(self._nbytes(layers))))
         doubt = self._island.doubts.get(peer)
-        if doubt is not None and doubt.incarnation != words["incarnation"]:
+        if doubt is not None and doubt.incarnation != words["life"]:
             self._decide(doubt, False)  # it was here before, and died
         if self.away or not self._meeting.acquire(blocking=False):
             talk.send(frames.BUSY, {}, deadline)
@@ -464,7 +464,7 @@ class Peers:
             layers, deadline = self._agreed(peer, layers, known, deadline)
             result = self._converse(talk, peer, meeting, layers, known, 1, deadline)
             delta = result.delta if self._who.mode != "pull" else None
-            doubt = Doubt(meeting, peer, words["incarnation"], layers, delta, result.middle)
+            doubt = Doubt(meeting, peer, words["life"], layers, delta, result.middle)
             self._island.doubts[peer] = doubt
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
             talk.expect(frames.COMMIT, deadline)
@@ -473,6 +473,9 @@ class Peers:
             self._held.took(time.monotonic() - began, talk.sent_nbytes)
             with suppress(PeerError):
                 talk.send(frames.DONE, {}, deadline)
+        except PeerError:
+            self._held.failed(time.monotonic(), self._nbytes(layers))
+            raise
         finally:
             self._meeting.release()
             self._sent(talk.sent_nbytes - before)
@@ -583,13 +586,14 @@ class Peers:
         """PeerError where a layer would move by more than MOST_TIMES what its threshold explains: neither side moves then."""
         island = self._island
         numbers, split = island.layers.numbers(layers), island.layers.parts
-        lengths = torch.stack([part.double().norm() for part in split(w, layers)]).tolist()
-        moves = torch.stack([part.double().norm() for part in split(delta, layers)]).tolist()
+        norm = torch.linalg.vector_norm
+        lengths = torch.stack([norm(part) for part in split(w, layers)]).tolist()
+        moves = torch.stack([norm(part) for part in split(delta, layers)]).tolist()
         of_model = math.sqrt(math.fsum(island.lengths)) if layers is not None else math.hypot(*lengths)
         for layer, length, move in zip(numbers, lengths, moves, strict=True):
             elements = min(island.numel, max(LEAST_ELEMENTS, island.layers.sizes[layer]))
             most = self._most_move * max(length, math.sqrt(elements / island.numel) * of_model)
-            if not move <= most:
+            if not move <= most < math.inf:
                 raise PeerError(
                     f"a meeting with rank {peer} would move layer {layer} by {move:.3g}, of at most {most:.3g}; "
                     f"its model or this one is broken",
