@@ -234,7 +234,11 @@ class Peers:
 
         thread = threading.Thread(target=run, name=f"tacit-gossip-{name}", daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left
+            self._threads.discard(thread)
+            raise
 
     # ---- calling
 
@@ -360,7 +364,13 @@ class Peers:
                 self._cut_off(MOST_STRANGERS // 2)
                 if self._closed.is_set():
                     break
-            self._start("peer", self._answer, talk, str(address[0]))
+            try:
+                self._start("peer", self._answer, talk, str(address[0]))
+            except RuntimeError:
+                with self._gate:
+                    self._strangers.pop(talk, None)
+                self._leave(talk)
+                self._room.release()
 
     def _cut_off(self, most: int) -> None:
         """Of those that have proved nothing yet, the oldest, until so many are left."""
