@@ -13,7 +13,9 @@ as a pause too, and is told in brackets: for how long of it the training thread 
 
 import argparse
 import json
+import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from pathlib import Path
 from chaos_promises import Life, Line, Run, broken
 
 from tacit import lab
+from tacit.authentication import SECRET
 from tacit.demo.facts import FASHION_MNIST
 from tacit.lab.lab import Host, Lab
 from tacit.records import host_facts
@@ -64,7 +67,7 @@ class Plan:
 class Rank:
     """One life of one rank: a process on its host, and what it has written so far."""
 
-    def __init__(self, built: Lab, folder: Path, rank: int, life: int, order: Line) -> None:
+    def __init__(self, built: Lab, folder: Path, rank: int, life: int, order: Line, secret: str) -> None:
         self.rank, self.life, self.killed = rank, life, False
         self._book, self._log = folder / f"{rank}-{life}.jsonl", folder / f"{rank}-{life}.log"
         env = {
@@ -90,6 +93,7 @@ class Rank:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                env=os.environ | {SECRET: secret},  # not among the words, which others can read
             )
         self._read, self._lines = 0, list[Line]()
 
@@ -148,12 +152,12 @@ class Switch:
 
 
 @contextmanager
-def _switch(built: Lab) -> Iterator[Switch]:
+def _switch(built: Lab, secret: str) -> Iterator[Switch]:
     node = built.switches[0]
     order = json.dumps({"address": node.address, "port": PORT})
     process = subprocess.Popen(
         [*built.prefix(node.name), sys.executable, str(NODE), "switch", order],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {SECRET: secret},
     )  # fmt: skip
     try:
         yield Switch(built, process)
@@ -169,13 +173,14 @@ def run(order: Line, plan: Plan | None, folder: Path, tell: Tell, *, unprivilege
     """Four ranks to their end, disturbed as `plan` says; all processes and the network are gone when it returns."""
     network = star(WORLD, rate_bps=50e6, latency_s=0.0)
     folder.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_hex(32)  # of this run; ranks and store prove it to each other
     with ExitStack() as stack:
         built = stack.enter_context(lab.up(network, how="user" if unprivileged else None))
-        switch = stack.enter_context(_switch(built))
+        switch = stack.enter_context(_switch(built, secret))
         ranks: list[Rank] = []
         stack.callback(lambda: [rank.kill() for rank in ranks if rank.process.poll() is None])
-        ranks += [Rank(built, folder, rank, 1, order) for rank in range(WORLD)]
-        spare = [Rank(built, folder, plan.killed, 2, order)] if plan else []
+        ranks += [Rank(built, folder, rank, 1, order, secret) for rank in range(WORLD)]
+        spare = [Rank(built, folder, plan.killed, 2, order, secret)] if plan else []
         stack.callback(lambda: [rank.kill() for rank in spare])
         _all_go(ranks, spare)
         disturbance = _disturb(switch, built.hosts, ranks, spare, plan, tell)

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,19 @@ def waited_s() -> float:
 
 def switch(order: dict[str, Any]) -> None:
     """Hosts the store, and sets links up and down as it is told, a line each: {"device": "port1", "state": "down"}."""
-    import torch.distributed as dist
     from pyroute2 import IPRoute
 
-    c10d: Any = dist
-    store = c10d.TCPStore(order["address"], order["port"], is_master=True, wait_for_workers=False)
-    with IPRoute() as netlink:
+    from tacit.authentication import run_secret
+    from tacit.gossip.store import StoreServer
+
+    store = StoreServer((order["address"], order["port"]), run_secret())
+    with IPRoute() as netlink, closing(store):
         print("ready", flush=True)
         for line in sys.stdin:
             told = json.loads(line)
             index = netlink.link_lookup(ifname=told["device"])[0]
             netlink.link("set", index=index, state=told["state"])
             print("done", flush=True)
-    del store
 
 
 if __name__ == "__main__":

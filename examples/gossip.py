@@ -1,6 +1,6 @@
 """A small model whose ranks gossip. Each is a process of its own, and any of them may die and be started again:
 
-tacit store --port 29400 &
+tacit store &
 for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 TACIT_STORE=127.0.0.1:29400 python examples/gossip.py & done; wait
 """
 

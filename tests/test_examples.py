@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ranks import printed
-from torch.distributed import TCPStore
 
+from tacit.gossip.store import StoreServer
 from tacit.launch import reserved_port
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -47,12 +47,12 @@ def test_the_example_without_tacit_trains_too(ranks):
 
 
 def test_the_example_that_gossips_ends_with_one_model_on_all_ranks(monkeypatch):
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = StoreServer(("127.0.0.1", 0), "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ranks = [
         subprocess.Popen(
             [sys.executable, str(EXAMPLES / "gossip.py")],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "TACIT_STORE": f"127.0.0.1:{store.port}"},
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "TACIT_STORE": f"127.0.0.1:{store.address[1]}"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(3)
@@ -63,6 +63,7 @@ def test_the_example_that_gossips_ends_with_one_model_on_all_ranks(monkeypatch):
         for rank in ranks:
             rank.kill()
             rank.wait()
+        store.close()
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
     assert len({accuracy(out) for out, _ in told}) == 1 and accuracy(told[0][0]) > 0.85
     assert len((EXAMPLES / "gossip.py").read_text().splitlines()) <= 40

@@ -22,6 +22,7 @@ TORCHLESS = (
     "cli",
     "launch",
     "aggregator",
+    "authentication",
 )
 FORBIDDEN = {
     "codecs": {"transports", "exchange", "attachments", "strategy", "cli", "report", "lab", "sim"},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tacit.authentication import SECRET
 from tacit.errors import TacitError
 
 Message = dict[str, Any]
@@ -97,9 +99,10 @@ def reserved_port() -> Iterator[int]:
 @contextmanager
 def _started(command: list[str], places: Sequence[Place], port: int, log_dir: Path) -> Iterator[list[Child]]:
     children: list[Child] = []
+    secret = secrets.token_hex(32)  # of this run: ranks that gossip prove it to each other
     try:
         for rank, place in enumerate(places):
-            env = _environment(rank, len(places), port) | dict(place.env)
+            env = _environment(rank, len(places), port) | {SECRET: secret} | dict(place.env)
             children.append(_start([*place.prefix, *command], rank, env, log_dir / f"rank-{rank}.log"))
         yield children
     finally:

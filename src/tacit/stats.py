@@ -27,6 +27,7 @@ class Stats:
         self._sent: Counter[tuple[str, str]] = Counter()
         self._seconds = dict.fromkeys(TIMES, 0.0)
         self.nonfinite: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()  # of what peers sent, by reason; gossip only
         self.steps = 0
         self.numel = 0
 

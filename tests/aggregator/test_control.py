@@ -22,7 +22,7 @@ from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.reader import Reader
 from tacit.aggregator.shares import Shares
 from tacit.aggregator.spec import Address
-from tacit.aggregator.talk import MOST_ASKED, VERSION, ForgedError, Talk, encode
+from tacit.authentication import MOST_ASKED, VERSION, ForgedError, Talk, encode
 from tacit.errors import ConfigError, TacitError, TransportError
 
 

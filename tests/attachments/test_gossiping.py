@@ -17,6 +17,7 @@ from toys import deep, flat, loss_of, own_state, train
 import tacit
 from tacit import records
 from tacit.errors import ConfigError
+from tacit.gossip.store import StoreServer
 
 STEPS = 60
 
@@ -280,8 +281,9 @@ def _again(rank, world, store):
 
 
 def test_a_store_serves_one_run_after_another_whether_they_left_or_died(ranks):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    runs = [ranks.run(2, _again, f"127.0.0.1:{store.port}") for _ in range(2)]
+    store = StoreServer(("127.0.0.1", 0), "")
+    runs = [ranks.run(2, _again, f"127.0.0.1:{store.address[1]}") for _ in range(2)]
+    store.close()
     for number, ((start, merged, run), (alike, same, also)) in enumerate(runs):
         assert torch.equal(start, flat(deep(seed=0))) and torch.equal(start, alike)
         assert torch.equal(merged, same) and run == also == number
@@ -400,15 +402,15 @@ class Worker:
 def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_path):
     import json
 
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = [Worker(rank, store.port, tmp_path) for rank in range(4)]
+    store = StoreServer(("127.0.0.1", 0), "")
+    workers = [Worker(rank, store.address[1], tmp_path) for rank in range(4)]
     try:
         for worker in workers:
             assert worker.line().startswith("attached")
         _await(lambda: _met(tmp_path / "2-1.jsonl") >= 3)
         workers[2].process.send_signal(signal.SIGKILL)
         workers[2].process.communicate()
-        workers[2] = Worker(2, store.port, tmp_path, life=2)
+        workers[2] = Worker(2, store.address[1], tmp_path, life=2)
         assert workers[2].line().startswith("attached")
         _await(lambda: _met(tmp_path / "2-2.jsonl") >= 2)  # it meets again
         (tmp_path / "stop").touch()
@@ -417,6 +419,7 @@ def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
+        store.close()
     assert len({report["sum"] for report in told}) == 1  # the same bits on all four
     assert all(report["loss"] < 0.9 for report in told)
 

@@ -16,8 +16,8 @@ def test_a_rank_is_there_from_its_beginning_until_it_leaves():
     store = dist.HashStore()
     zero, one = member(store, 0), member(store, 1)
     assert dict(zero.look()) == {}
-    one.begin(Address("10.0.0.1", 7, "one"))
-    assert dict(zero.look()) == {1: Address("10.0.0.1", 7, "one")}
+    one.begin(Address("127.0.0.1", 7, "one"))
+    assert dict(zero.look()) == {1: Address("127.0.0.1", 7, "one")}
     one.close()
     assert dict(zero.look()) == {}
     zero.close()
@@ -26,7 +26,7 @@ def test_a_rank_is_there_from_its_beginning_until_it_leaves():
 def test_a_beat_that_does_not_change_is_a_lease_that_runs_out_and_the_next_beat_renews_it():
     store = dist.HashStore()
     zero, one = member(store, 0, lease_s=0.0), member(store, 1)
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(Address("127.0.0.1", 7, "one"))
     assert dict(zero.look()) == {}  # a lease of no length is always over
     patient = member(store, 0, lease_s=3600.0)
     assert set(patient.look()) == {1}
@@ -52,7 +52,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         return store
 
     one = member(store, 1, world=3)
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(Address("127.0.0.1", 7, "one"))
     line = Line(opened)
     zero = Members(line, 0, 3, beat_s=3600.0)
     assert set(zero.look()) == {1}
@@ -64,7 +64,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         assert set(zero.look()) == {1}
     assert zero.store_lost
     two = member(store, 2, world=3)
-    two.begin(Address("10.0.0.2", 7, "two"))
+    two.begin(Address("127.0.0.2", 7, "two"))
     assert set(zero.look()) == {1}
     away.clear()
     assert set(zero.look()) == {1, 2} and not zero.store_lost
@@ -72,10 +72,60 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         each.close()
 
 
+def test_a_lease_without_this_runs_proof_is_none_and_a_malformed_one_ends_nothing():
+    store = dist.HashStore()
+    zero, one = member(store, 0, secret="s" * 16), member(store, 1, secret="another secret..")
+    one.begin(Address("10.0.0.1", 7, "one"))
+    with pytest.warns(UserWarning, match="does not prove this run's TACIT_SECRET"):
+        assert dict(zero.look()) == {}
+    mine = Members(Line(lambda: store), 1, 2, beat_s=3600.0, secret="s" * 16)
+    mine.begin(Address("10.0.0.1", 7, "two"))
+    assert set(zero.look()) == {1}
+    mine._lease = lambda **_: '["beat", 1, 2]'
+    mine._look()  # proved, and nonsense
+    with pytest.warns(UserWarning, match="lease of rank 1 that cannot be read"):
+        assert set(zero.look()) == {1}
+    store.set("0/1", "[")  # neither
+    assert set(zero.look()) == {1}
+    assert zero._refusals.counts["lease"] == 1 and zero._refusals.counts["store value"] >= 2
+    zero.close()
+
+
+def test_without_a_secret_nobody_is_called_at_another_machines_address():
+    store = dist.HashStore()
+    zero, one = member(store, 0), member(store, 1)
+    one.begin(Address("10.0.0.1", 7, "one"))
+    with pytest.warns(UserWarning, match="without TACIT_SECRET only loopback is called"):
+        assert dict(zero.look()) == {}
+    zero.close()
+    one.close()
+
+
+def test_a_life_is_known_by_its_lease_or_by_its_announcement_and_an_old_one_is_not():
+    store = dist.HashStore()
+    zero, one = member(store, 0), member(store, 1)
+    assert not zero.knows(1, "first")
+    one.announce("first")
+    zero._asked_at.clear()
+    assert zero.knows(1, "first") and not zero.knows(1, "another")
+    one.begin(Address("127.0.0.1", 7, "first"))
+    zero.look()
+    again = member(store, 1)
+    again.announce("second")
+    assert not zero.knows(1, "second")  # the store was asked a moment ago
+    zero._asked_at.clear()
+    assert zero.knows(1, "second") and zero.knows(1, "first")  # which may still live
+    again.begin(Address("127.0.0.1", 8, "second"))
+    zero.look()
+    assert zero.knows(1, "second") and not zero.knows(1, "first")
+    for each in (zero, again):
+        each.close()
+
+
 def test_a_store_that_outlives_a_run_holds_the_next_one():
     store = dist.HashStore()
     first = member(store, 0)
-    first.begin(Address("10.0.0.1", 7, "zero"))
+    first.begin(Address("127.0.0.1", 7, "zero"))
     first.set("begun", "yes")
     late, other = member(store, 1), member(store, 0)  # the second: rank 0 again
     assert other.life == 2 and set(late.look()) == {0} and not late.all_left

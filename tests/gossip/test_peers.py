@@ -28,12 +28,13 @@ def soon():
 
 
 @contextmanager
-def rank_zero(members):
+def rank_zero(members, *, knows=lambda rank, incarnation: True, **options):
     """Rank 0 of two, with a model of four ones; what becomes of its calls is in `told`."""
     island, told = Island({"w": nn.Parameter(torch.ones(4))}), []
+    options = {"knows": knows, "theta": 1.0} | options
     peers = Peers(
         island, Gossip(), parse_codec("none"), rank=0, world=2, incarnation="zero", seed=0, door=HERE,
-        members=lambda: members, tell=told.append, sent=lambda nbytes: None,
+        members=lambda: members, tell=told.append, sent=lambda nbytes: None, **options,
     )  # fmt: skip
     try:
         yield peers, island, told
@@ -50,29 +51,30 @@ def called():
 
 
 def call_of(peers):
-    return Talk(socket.create_connection(("127.0.0.1", peers.port)), 1 << 20)
+    connection = socket.create_connection(("127.0.0.1", peers.port))
+    return Talk(connection, 1 << 20, secret="", called=peers.incarnation)
 
 
 def call_words(island, **more):
     """What rank 1 says when it calls rank 0."""
-    about = {"says": "none", "numel": 4, "layout": island.layers.crc}
-    return {"rank": 1, "refers": None, **about, **more}
+    about = {"says": "none", "layout": island.layers.crc}
+    return {"rank": 1, "life": "a", "meeting": 1, "refers": None, **about, **more}
 
 
 def up_to_prepared(server):
     """The called side's part until PREPARED is due: the meeting's name, its talk, and the middle's checksum."""
     connection, _ = server.accept()
-    talk = Talk(connection, 1 << 20)
+    talk = Talk(connection, 1 << 20, secret="", called="one", serving=True)
     call = talk.expect(frames.CALL, soon())
     talk.send(frames.READY, {"refers": None}, soon())
     own = torch.full((4,), 3.0)
     talk.swap(own.numpy().tobytes(), soon())
-    return call.words["meeting"], talk, zlib.crc32(((torch.ones(4) + own) / 2).numpy())
+    return f"0-zero-{call.words['meeting']}", talk, zlib.crc32(((torch.ones(4) + own) / 2).numpy())
 
 
 def outcome(peers, meeting):
     talk = call_of(peers)
-    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1}, soon())
+    talk.send(frames.OUTCOME, {"meeting": meeting, "rank": 1, "life": "a"}, soon())
     happened = talk.expect(frames.OUTCOME, soon()).words["happened"]
     talk.close()
     return happened
@@ -115,7 +117,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
     with rank_zero({}) as (peers, island, _):
         words = call_words(island, layers=None)
         first = call_of(peers)
-        first.send(frames.CALL, words | {"meeting": "1-a-1", "incarnation": "a"}, soon())
+        first.send(frames.CALL, words, soon())
         first.expect(frames.READY, soon())
         first.swap(torch.full((4,), 3.0).numpy().tobytes(), soon())
         first.expect(frames.PREPARED, soon())
@@ -123,7 +125,7 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
         kind = frames.BUSY
         while kind == frames.BUSY:  # until rank 0 has seen that the first has gone
             again = call_of(peers)
-            again.send(frames.CALL, words | {"meeting": "1-b-1", "incarnation": "b"}, soon())
+            again.send(frames.CALL, words | {"life": "b"}, soon())
             kind = again.receive(soon()).kind
             if kind == frames.READY:
                 again.swap(torch.full((4,), 5.0).numpy().tobytes(), soon())
@@ -139,16 +141,20 @@ def test_a_caller_that_came_back_after_it_died_in_a_meeting_is_not_told_to_wait(
 
 def test_nonsense_ends_its_connection_and_nothing_else():
     with rank_zero({}) as (peers, _, _):
-        for kind, words in ((frames.CALL, {}), (frames.OUTCOME, {"meeting": "x"}), (frames.GET, {"what": 3})):
+        who = {"rank": 1, "life": "a"}
+        for kind, words in ((frames.CALL, {}), (frames.DONE, {"meeting": "x"}), (frames.GET, {"what": 3})):
             talk = call_of(peers)
-            talk.send(kind, words, soon())
+            talk.send(kind, words | who, soon())
             if kind == frames.GET:
                 assert not talk.expect(frames.MODEL, soon()).words["there"]
             else:
                 with pytest.raises(PeerError):
                     talk.receive(soon())
             talk.close()
-        assert peers.fetch(Address("127.0.0.1", peers.port, "zero"), "now", soon()).model.equal(torch.ones(4))
+        talk = call_of(peers)
+        talk.send(frames.GET, who | {"what": "now"}, soon())
+        assert bytes(talk.expect(frames.MODEL, soon()).payload) == torch.ones(4).numpy().tobytes()
+        talk.close()
 
 
 def test_one_that_may_still_load_a_checkpoint_is_busy():
@@ -156,7 +162,7 @@ def test_one_that_may_still_load_a_checkpoint_is_busy():
         for away, kind in ((True, frames.BUSY), (False, frames.READY)):
             peers.away = away
             talk = call_of(peers)
-            talk.send(frames.CALL, call_words(island, layers=None, meeting="x", incarnation="a"), soon())
+            talk.send(frames.CALL, call_words(island, layers=None), soon())
             assert talk.receive(soon()).kind == kind
             talk.close()
         assert torch.equal(island.snapshot, torch.ones(4))
@@ -176,7 +182,7 @@ def test_a_talk_does_not_mind_more_files_than_select_can_number():
             while not held or held[-1] < 1100:
                 held.append(os.open(os.devnull, os.O_RDONLY))
             talk = call_of(peers)
-            talk.send(frames.GET, {"what": "now"}, soon())
+            talk.send(frames.GET, {"what": "now", "rank": 1, "life": "a"}, soon())
             assert talk.expect(frames.MODEL, soon()).words["there"]
             talk.close()
     finally:
@@ -218,8 +224,8 @@ def test_patience_is_of_the_size_of_what_is_said():
 def test_silence_ends_a_talk_long_before_its_deadline(monkeypatch):
     monkeypatch.setattr(frames, "SILENCE_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        talk = Talk(socket.create_connection(server.getsockname()), 1 << 10)
-        with pytest.raises(PeerError, match=r"said nothing for 0.01 s"):
+        talk = Talk(socket.create_connection(server.getsockname()), 1 << 10, secret="", called="")
+        with pytest.raises(PeerError, match=r"sent nothing for 0.01 s"):
             talk.receive(time.monotonic() + 3600)
         for patience_s, silence_s in (
             (0.02, 0.01),
@@ -244,7 +250,7 @@ def two(codec, *, begun=True, mode="symmetric", dtype=torch.float32):
             peers = Peers(
                 island, Gossip(mode=mode), parse_codec(codec), rank=rank, world=2, incarnation=str(rank), seed=0, door=HERE,
                 members=lambda rank=rank: {r: a for r, a in addresses.items() if r != rank}, tell=told.append,
-                sent=lambda nbytes: None,
+                sent=lambda nbytes: None, theta=1.0,
             )  # fmt: skip
             addresses[rank] = Address("127.0.0.1", peers.port, str(rank))
             found.append((peers, island, told))
@@ -342,7 +348,7 @@ def test_a_layer_that_was_left_in_doubt_moves_when_it_is_known_and_blocks_its_pe
 
 def test_a_model_that_is_cut_otherwise_is_not_met():
     with rank_zero({}) as (peers, island, _):
-        words = call_words(island, meeting="x", incarnation="a")
+        words = call_words(island)
         for wrong in ({"layout": 1, "layers": None}, {"layers": "4"}, {"layers": [0]}, {}):
             talk = call_of(peers)
             talk.send(frames.CALL, words | wrong, soon())
@@ -393,3 +399,113 @@ def test_a_layers_change_is_measured_from_its_own_last_exchange():
         )
         island.stepped()
         assert island.moved == pytest.approx([0.0, 750.0])
+
+
+# ---- who may call, and what it may do
+
+
+@pytest.mark.filterwarnings("ignore:rank 0 refused")
+def test_only_other_ranks_of_this_world_in_lives_that_the_store_knows_are_answered():
+    asked = []
+
+    def knows(rank, incarnation):
+        asked.append((rank, incarnation))
+        return incarnation == "one"
+
+    wrong = [(77, "one"), (-1, "one"), (0, "one"), (True, "one"), ("1", "one"), (1, "two"), (1, 3)]
+    with rank_zero({}, knows=knows) as (peers, island, _):
+        for rank, incarnation in wrong:
+            for kind in (frames.CALL, frames.GET, frames.OUTCOME):
+                talk = call_of(peers)
+                words = call_words(island, layers=None, rank=rank, life=incarnation, what="now")
+                talk.send(kind, words, soon())
+                with pytest.raises(PeerError):
+                    talk.receive(soon())
+                talk.close()
+        assert set(asked) == {(1, "two")}
+        assert peers._refusals.counts == {"rank": 15, "incarnation": 6}
+        assert not peers._paces and not peers._happened
+
+
+@pytest.mark.filterwarnings("ignore:rank . refused")
+@pytest.mark.parametrize("caller", [0, 1])
+def test_a_meeting_moves_a_layer_by_a_bounded_amount_or_neither_side(caller):
+    with two("none") as found:
+        for peers, *_ in found:
+            peers._most_move = 4.0  # as with the default threshold
+        _, broken, _ = found[1]
+        with torch.no_grad():
+            list(broken.parameters.values())[1].fill_(1e30)
+        broken.stepped()
+        before = [island.snapshot.clone() for _, island, _ in found]
+        peers, _, told = found[caller]
+        peers.wish(Wish("test"))
+        assert peers.wait(SECONDS) and told[-1].outcome != "met"
+        for each, *_ in found:
+            with each.apart():  # until both have noticed
+                each._paces[0].answered()
+        for each, *_ in found:
+            each.settle()
+        assert all(torch.equal(i.snapshot, b) for (_, i, _), b in zip(found, before, strict=True))
+        assert sum(p._refusals.counts["movement"] for p, *_ in found) >= 1
+        assert not any(island.doubts for _, island, _ in found)
+
+
+def test_a_small_layer_is_measured_by_the_model_it_belongs_to():
+    scale, body = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((100_000,), 0.05))
+    island = Island({"scale": scale, "body.weight": body})
+    peers = Peers(
+        island, Gossip(), parse_codec("none"), rank=0, world=2, incarnation="zero", seed=0, door=HERE,
+        members=dict, tell=lambda met: None, sent=lambda nbytes: None,
+    )  # fmt: skip
+    try:
+        w = island.snapshot
+        peers._check_movement(1, None, w, torch.cat([torch.ones(1), torch.zeros(100_000)]))
+        with pytest.raises(PeerError, match=r"move layer 0 by 7, of at most 6.4"):
+            peers._check_movement(1, None, w, torch.cat([torch.full((1,), 7.0), torch.zeros(100_000)]))
+    finally:
+        peers.close()
+
+
+def test_a_caller_that_stops_in_the_middle_holds_the_meeting_no_longer_than_the_pace_lets_it(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.LEAST_HELD_S", 0.05)
+    with rank_zero({}) as (peers, island, _):
+        for _ in range(50):
+            peers._held.took(0.01, 16)  # as meetings went so far
+        peers._paces[1].took(5.0, 16)
+        talk = call_of(peers)
+        talk.send(frames.CALL, call_words(island, layers=None), soon())
+        talk.expect(frames.READY, soon())
+        began = time.monotonic()
+        talk.expect(frames.SWAP, soon())
+        with pytest.raises(PeerError):
+            talk.receive(soon())
+        assert time.monotonic() - began < frames.SILENCE_S / 2
+        with peers.apart():
+            pass
+        talk.close()
+
+
+def test_readers_that_come_together_share_a_snapshot_and_one_too_many_is_busy(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.WAIT_READER_S", 0.01)
+    with rank_zero({}) as (peers, island, _):
+        with peers._offered("now") as (_, first):
+            island._own = island._own.clone()
+            with peers._offered("now") as (_, second):
+                assert second is first
+        with peers._offered("now") as (_, third):
+            assert third is not first
+        for _ in range(8):
+            assert peers._readers.acquire(blocking=False)
+        talk = call_of(peers)
+        talk.send(frames.GET, {"what": "now", "rank": 1, "life": "a"}, soon())
+        assert talk.receive(soon()).kind == frames.BUSY
+        talk.close()
+        peers._readers.release(8)
+
+
+def test_who_connects_and_proves_nothing_is_left_in_time(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.GREETING_S", 0.05)
+    with rank_zero({}) as (peers, _, _), socket.create_connection(("127.0.0.1", peers.port)) as silent:
+        silent.settimeout(SECONDS)
+        assert len(silent.recv(100)) == 20 and silent.recv(100) == b""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from tacit.aggregator.talk import MOST_NONCE, VERSION, ForgedError, Message, Talk, decode, encode, new_nonce
+from tacit.authentication import MOST_NONCE, VERSION, ForgedError, Message, Talk, decode, encode, new_nonce
 from tacit.errors import one_line
 
 REASONS = {  # why admissions are refused

@@ -3,7 +3,7 @@
     with UserPlane(("0.0.0.0", 4800)) as plane, Control(plane, ("0.0.0.0", 4800), ["the secret"]):
         ...  # serves until closed
 
-A rank keeps one TCP connection for each of its jobs (membership.py); how they talk is in talk.py. Nothing here survives a
+A rank keeps one TCP connection for each of its jobs (membership.py); how they talk is in authentication.py. Nothing here survives a
 restart: the connections break, and the ranks join again. One thread does everything, so there is nothing to lock.
 
 An aggregator with a parent (parent.py) joins the job there when its own ranks are complete, and only then grants it to them. What
@@ -33,8 +33,8 @@ from tacit.aggregator.reading import EndedJob, Reading
 from tacit.aggregator.shares import Shares
 from tacit.aggregator.spec import MOST_COUNTED, Address, Job, Upstream
 from tacit.aggregator.stats import JobStats
-from tacit.aggregator.talk import MOST_ASKED, ForgedError, Message
 from tacit.aggregator.wire import MOST_JOBS
+from tacit.authentication import MOST_ASKED, ForgedError, Message
 from tacit.errors import ConfigError, TacitError, TransportError
 
 MOST_CONNECTIONS = 4096

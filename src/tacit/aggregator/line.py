@@ -9,7 +9,7 @@ from typing import Never
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.spec import Address
-from tacit.aggregator.talk import MOST_TOLD, VERSION, ForgedError, Message, Talk, decode, new_nonce
+from tacit.authentication import MOST_TOLD, VERSION, ForgedError, Message, Talk, decode, new_nonce
 from tacit.errors import ConfigError, TacitError, TransportError, one_line
 
 _SEND_S = 5.0  # control reads at once; if not, it is gone

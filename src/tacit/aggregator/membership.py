@@ -19,8 +19,8 @@ from typing import Any, Self
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.line import Line, RefusedError
 from tacit.aggregator.spec import NO_TABLE, Address, Job
-from tacit.aggregator.talk import Message
 from tacit.aggregator.wire import MOST_RANKS, LaneType
+from tacit.authentication import Message
 from tacit.errors import ConfigError, TransportError
 
 MOST_NAME = 200  # characters

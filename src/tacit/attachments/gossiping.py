@@ -4,6 +4,8 @@ Nothing here needs all ranks: one that dies is not called any more, one that com
 process group is used, only torch's store, to know who is there.
 """
 
+import atexit
+import os
 import secrets
 import time
 import warnings
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from tacit.attachments.handle import Handle
 from tacit.attachments.hosts import Follower, Host
+from tacit.authentication import run_secret
 from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
@@ -29,6 +32,7 @@ from tacit.gossip.merge import merge
 from tacit.gossip.partners import Gossip
 from tacit.gossip.peers import SHOWN_S, Address, Met, Peers
 from tacit.gossip.place import START_S, own_door, rank_and_world, store_of
+from tacit.gossip.refusals import Refusals
 from tacit.gossip.rest import Rest
 from tacit.memory import Run
 from tacit.rounds import Movement, Trigger
@@ -90,8 +94,14 @@ class GossipAttachment:
         self._handle, self._trigger, self._optimizer, self._host = handle, trigger, optimizer, host
         self._island = Island(parameters, rest)
         self._came_at = 0  # the step at which a late one came
-        self._members = Members(Line(store_of(rank)), rank, world, start_s=2 * START_S)
-        door, incarnation = own_door(), f"{self._members.life}-{secrets.token_hex(4)}"
+        secret, refusals = run_secret(), Refusals(rank, handle.stats.refused)
+        door = own_door(secret)
+        opens, scope = store_of(rank, secret)
+        self._members = Members(
+            Line(opens), rank, world, start_s=2 * START_S, secret=secret, scope=scope, refusals=refusals
+        )
+        incarnation = f"{self._members.life}-{secrets.token_hex(4)}"
+        self._members.announce(incarnation)
         self._peers = Peers(
             self._island,
             who,
@@ -104,6 +114,10 @@ class GossipAttachment:
             members=self._members.live,
             tell=self._heard,
             sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
+            knows=self._members.knows,
+            secret=secret,
+            theta=_theta(trigger),
+            refusals=refusals,
         )
         self._rank, self._world = rank, world
         self._peers.away = True  # until the first step: a checkpoint may be loaded yet
@@ -118,6 +132,8 @@ class GossipAttachment:
         self._since = self._followed = self._in_vain = 0
         self._refer()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self._process = os.getpid()
+        atexit.register(self._at_exit)
 
     def _begin(self, own: Address, timeout: timedelta | None) -> None:
         """All first lives start from rank 0's model, when all are there; who comes later from the model of any that lives, at its step.
@@ -341,7 +357,13 @@ class GossipAttachment:
         layout = Run(tuple(numels), tuple(numels.values()))
         return self._handle.memory.vector("model", layout, self._island.device)
 
+    def _at_exit(self) -> None:
+        """A script that ends without close(): threads that are inside torch when Python ends would abort it. Not for forked children."""
+        if os.getpid() == self._process:
+            self.close()
+
     def close(self) -> None:
+        atexit.unregister(self._at_exit)
         self._hook.remove()
         self._members.close()
         self._peers.close()
@@ -350,3 +372,9 @@ class GossipAttachment:
                 f"rank {self._rank} leaves with meetings of which it does not know how they ended",
                 stacklevel=2,
             )
+
+
+def _theta(trigger: Trigger) -> float:
+    """By how much of their length layers may have parted when they meet: all of it, where a rule does not measure it."""
+    theta = getattr(trigger, "theta", None)
+    return float(theta) if trigger.measures and theta is not None else 1.0

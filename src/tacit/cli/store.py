@@ -8,9 +8,10 @@ import signal
 import threading
 from typing import Any
 
+from tacit.authentication import MAKE_ONE, SECRET, run_secret
 from tacit.errors import ConfigError
 
-PORT = 29400
+LISTEN = "127.0.0.1:29400"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,32 +19,42 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "store",
         help="host the store of ranks that gossip, so that any of them may die",
-        description="Hosts torch's TCPStore, in which ranks that gossip find one another, until Ctrl-C or SIGTERM. It is not on the way of models, "
-        "and serves one run after another. It answers at any address of this machine and asks nobody who they are, as in all of torch: "
-        "keep its port to your cluster.",
-        epilog="example:\n  tacit store --port 29400 &\n"
+        description="Hosts the store in which ranks that gossip find one another, until Ctrl-C or SIGTERM. Models do not pass through it, "
+        f"and it serves one run after another. Ranks must prove the secret in {SECRET}; without one it serves loopback only.",
+        epilog=f"example:\n  {MAKE_ONE}      # the same for the store and all ranks\n  tacit store --listen 10.0.0.1:29400 &\n"
         "  RANK=2 WORLD_SIZE=4 TACIT_STORE=10.0.0.1:29400 python train.py      # on each machine; again, when it has died",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--port", type=int, default=PORT, help=f"0: any that is free (default {PORT})")
-    parser.add_argument("--json", action="store_true", help="tell the port as JSON")
+    parser.add_argument(
+        "--listen", default=LISTEN, help=f"HOST:PORT; port 0: any that is free (default {LISTEN})"
+    )
+    parser.add_argument("--json", action="store_true", help="print the address as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 if it was asked to stop."""
-    import torch.distributed as dist
+    from tacit.gossip.store import StoreServer
 
-    c10d: Any = dist  # it does not name its stores for type checkers
-    if not 0 <= args.port < 1 << 16:
-        raise ConfigError(f"--port {args.port}: 0 to 65535; the default is {PORT}")
-    try:
-        store = c10d.TCPStore("0.0.0.0", args.port, is_master=True, wait_for_workers=False)
-    except RuntimeError as cause:  # torch's own text is a page long
-        raise ConfigError(f"port {args.port} cannot be had; choose another with --port, or 0") from cause
+    server = StoreServer(_parsed(args.listen), run_secret())
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    told = {"port": store.port}
-    print(json.dumps(told) if args.json else f"the store is at port {store.port}; Ctrl-C ends it", flush=True)
-    while not stopped.wait(3600):
+    host, port = server.address
+    try:
+        text = f"the store is at {host}:{port}; Ctrl-C ends it"
+        print(json.dumps({"host": host, "port": port}) if args.json else text, flush=True)
+        while not stopped.wait(3600):
+            pass
+    except KeyboardInterrupt:
         pass
+    finally:
+        server.close()
     return 0
+
+
+def _parsed(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"--listen {text!r:.80} is no address; write a host and a port from 0 to 65535, such as {LISTEN}"
+        )
+    return host.strip("[]"), int(port)

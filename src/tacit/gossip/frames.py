@@ -1,122 +1,220 @@
-"""Messages between two peers: a kind, a few words as JSON, and bytes, over TCP with a deadline for each move.
+"""Messages between two peers: a kind, a few words as JSON, and bytes, over TCP, each proved, with a deadline for each move.
 
-A frame that is cut, too long or damaged ends the conversation: `PeerError`, and nothing of it is used. So does silence: a peer whose
-link is down says nothing more, and a large model on a slow link still moves.
+    called -> caller   magic, nonce               as soon as it accepts
+    caller -> called   nonce, message, proof      its first message, of at most 16 kB
+    both               message, proof             and so on
+
+The proofs are those of authentication.py, cut to 16 bytes; they come last, so that a model is hashed while it travels. The key is also of
+the incarnation that is called: a connection that somebody redirects to another rank fails. Nothing of a message is used before
+its proof holds, and no memory is set aside for a caller's payload before its first proof does.
+
+A message that is cut, too long, forged or damaged ends the connection: `PeerError`. So does silence: a peer whose link is down sends
+nothing more, and a large model on a slow link still moves.
 """
 
 import json
 import math
+import os
+import secrets
 import select
 import socket
 import struct
 import time
-import zlib
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tacit.authentication import SECRET, ForgedError, Proofs
 from tacit.errors import TransportError
 
-_HEAD = struct.Struct("<4sBIQI")  # magic, kind, bytes of words, bytes of payload, their checksum
-_MAGIC = b"tgs2"
-MOST_WORDS = 1 << 16
+_MAGIC = b"tgs3"
+_NONCE = 16
+_HEAD = struct.Struct("<BHQ")  # kind, bytes of words, bytes of payload
+_PROOF = 16
+_PIECE = 1 << 18  # bytes that are hashed and sent at a time
+MOST_WORDS = (1 << 16) - 1
+MOST_FIRST_WORDS = 1 << 14  # before anything is proved; then there is no payload either
 SILENCE_S = 10.0  # not a byte moved, either way
 MOST_SILENCE_S = 60.0  # where much may be computed in between
 CALL, READY, BUSY, SWAP, PREPARED, COMMIT, DONE, OUTCOME, GET, MODEL = range(10)
 
 
 class PeerError(TransportError):
-    """A peer is gone, late, or says something else than was agreed."""
+    """A peer is gone, late, or sends something else than was agreed. `reason` is for the counts of what was refused; "": not counted."""
+
+    def __init__(self, sentence: str, reason: str = "") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: int
     words: dict[str, Any]
-    payload: bytes | bytearray = b""
+    payload: memoryview
 
 
 class Talk:
-    """One connection. Every call takes a deadline, in time.monotonic() seconds; `sent_nbytes` counts payloads."""
+    """One connection. Every call takes a deadline, in time.monotonic() seconds; `sent_nbytes` counts payloads.
 
-    def __init__(self, connection: socket.socket, most_payload: int) -> None:
+    `called` is the incarnation of the rank that was called; `serving` is that rank's side.
+    """
+
+    def __init__(
+        self, connection: socket.socket, most_payload: int, *, secret: str, called: str, serving: bool = False
+    ) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._most = connection, most_payload
+        self._secret, self._called, self._serving = secret, called, serving
+        self._nonce = secrets.token_bytes(_NONCE)
+        self._proofs: Proofs | None = None
+        self.proved = False  # whether the other side has shown that it knows the secret
         self.sent_nbytes = 0
         self.silence_s = SILENCE_S
+        close_in_children(connection)
+        if serving:
+            with suppress(OSError):  # it has gone already, as the first read will find
+                connection.send(_MAGIC + self._nonce)
 
     def allow(self, patience_s: float) -> None:
-        """A meeting of large models, which may take this long, may be silent for longer: both compute before they speak."""
+        """A meeting of large models, which may take this long, may be silent for longer: both compute before they send."""
         self.silence_s = max(SILENCE_S, min(MOST_SILENCE_S, patience_s / 4))
 
-    def send(self, kind: int, words: dict[str, Any], deadline: float, payload: Any = b"") -> None:
-        self._move(_packed(kind, words, payload), 0, deadline)
-        self.sent_nbytes += len(payload)
+    def send(self, kind: int, words: dict[str, Any], deadline: float, *payload: Any) -> None:
+        """`payload` are buffers of bytes, sent one after another; none is copied."""
+        views = [memoryview(part) for part in payload if len(part)]
+        nbytes = sum(len(view) for view in views)
+        opening, proofs = self._opened(deadline)
+        text = json.dumps(words, separators=(",", ":")).encode() if words else b""
+        if len(text) > MOST_WORDS:
+            raise PeerError(f"a message with {len(text)} bytes of words is too long")
+        head, made = _HEAD.pack(kind, len(text), nbytes) + text, proofs.sending()
+        made.update(head)
+        out, held = [memoryview(opening + head)], 0
+        for view in views:
+            for at in range(0, len(view), _PIECE):
+                piece = view[at : at + _PIECE]
+                made.update(piece)
+                out.append(piece)
+                held += len(piece)
+                if held >= _PIECE:
+                    self._move(out, _NOTHING, deadline)
+                    out, held = [], 0
+        self._move([*out, memoryview(made.digest()[:_PROOF])], _NOTHING, deadline)
+        self.sent_nbytes += nbytes
 
     def receive(self, deadline: float) -> Frame:
-        return self._frame(self._move(b"", _HEAD.size, deadline), deadline)
+        opening = 0 if self._proofs else _NONCE
+        if opening and not self._serving:
+            self._opened(deadline)
+            opening = 0
+        head = self._take(opening + _HEAD.size, deadline)
+        if opening:
+            self._proofs = self._keyed(self._nonce, bytes(head[:opening]))
+        assert self._proofs is not None
+        made, head = self._proofs.receiving(), head[opening:]
+        kind, words, nbytes = _HEAD.unpack(head)
+        stranger = self._serving and not self.proved
+        if words > (MOST_FIRST_WORDS if stranger else MOST_WORDS) or nbytes > (0 if stranger else self._most):
+            raise PeerError(f"a peer's message of {words} + {nbytes} bytes is too long", "long")
+        made.update(head)
+        body = memoryview(bytearray(words + nbytes))
+        for at in range(0, len(body), _PIECE):
+            piece = body[at : at + _PIECE]
+            self._move([], piece, deadline)
+            made.update(piece)
+        self._accept(made, deadline)
+        try:
+            said = json.loads(bytes(body[:words]) or b"{}")
+        except (ValueError, RecursionError) as cause:
+            raise PeerError("a peer's words cannot be read", "malformed") from cause
+        if not isinstance(said, dict):
+            raise PeerError("a peer's words cannot be read", "malformed")
+        return Frame(kind, said, body[words:])
 
     def expect(self, kind: int, deadline: float) -> Frame:
         frame = self.receive(deadline)
         if frame.kind != kind:
-            raise PeerError(f"a peer said {frame.kind} where {kind} was due")
+            raise PeerError(f"a peer sent {frame.kind} where {kind} was due")
         return frame
 
-    def swap(self, payload: Any, deadline: float) -> bytearray:
+    def swap(self, payload: Any, deadline: float) -> memoryview:
         """Both send their payload at the same time, of the same length."""
-        told = self._move(_packed(SWAP, {}, payload), _HEAD.size + 2 + len(payload), deadline)
-        kind, words, length, crc = _read_head(told[: _HEAD.size])
-        body = told[_HEAD.size :]
-        if (kind, words, length) != (SWAP, 2, len(payload)) or zlib.crc32(body) != crc:
-            raise PeerError("a peer's part of a swap is of another length, or damaged")
-        self.sent_nbytes += len(payload)
-        return body[2:]
+        _, proofs = self._opened(deadline)
+        head, view = _HEAD.pack(SWAP, 0, len(payload)), memoryview(payload)
+        ours, theirs = proofs.sending(), proofs.receiving()
+        for part in (head, view):
+            ours.update(part)
+        told = memoryview(bytearray(_HEAD.size + len(view)))
+        self._move([memoryview(head), view, memoryview(ours.digest()[:_PROOF])], told, deadline)
+        if told[: _HEAD.size] != head:
+            raise PeerError("a peer's part of a swap is of another length", "malformed")
+        theirs.update(told)
+        self._accept(theirs, deadline)
+        self.sent_nbytes += len(view)
+        return told[_HEAD.size :]
 
     def close(self) -> None:
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits, and tells the peer
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits, and notifies the peer
         self._socket.close()
 
-    def _frame(self, head: bytearray, deadline: float) -> Frame:
-        kind, words, length, crc = _read_head(head)
-        if words > MOST_WORDS or length > self._most:
-            raise PeerError(f"a peer's message of {words} + {length} bytes is too long")
-        body = self._move(b"", words + length, deadline)
-        if zlib.crc32(body) != crc:
-            raise PeerError("a peer's message was damaged on its way")
-        try:
-            said = json.loads(bytes(body[:words]) or b"{}")
-        except ValueError as cause:
-            raise PeerError("a peer's words cannot be read") from cause
-        if not isinstance(said, dict):
-            raise PeerError("a peer's words cannot be read")
-        return Frame(kind, said, body[words:])
+    def _opened(self, deadline: float) -> tuple[bytes, Proofs]:
+        """What goes before the first message of a caller, and the proofs."""
+        if self._proofs is not None:
+            return b"", self._proofs
+        if self._serving:
+            raise PeerError("a peer has asked for nothing yet")
+        greeting = bytes(self._take(len(_MAGIC) + _NONCE, deadline))
+        if not greeting.startswith(_MAGIC):
+            raise PeerError("this is no peer of tacit's, or of another version")
+        self._proofs = self._keyed(greeting[len(_MAGIC) :], self._nonce)
+        return self._nonce, self._proofs
 
-    def _move(self, out: Any, wanted: int, deadline: float) -> bytearray:
-        """Sends all of `out` and receives `wanted` bytes, whichever goes first."""
-        left, got = memoryview(out), bytearray(wanted)
-        room, filled = memoryview(got), 0
-        while left or filled < wanted:
+    def _keyed(self, called_nonce: bytes, caller_nonce: bytes) -> Proofs:
+        sides = ("called", "caller") if self._serving else ("caller", "called")
+        purpose = f"tacit gossip 3 {self._called}"
+        return Proofs(self._secret, purpose, called_nonce.hex(), caller_nonce.hex(), *sides)
+
+    def _accept(self, made: Any, deadline: float) -> None:
+        assert self._proofs is not None
+        try:
+            self._proofs.accept(made, bytes(self._take(_PROOF, deadline)))
+        except ForgedError:
+            raise PeerError(
+                f"a peer does not prove this run's {SECRET}, or its message was changed", "secret"
+            ) from None
+        self.proved = True
+
+    def _take(self, nbytes: int, deadline: float) -> memoryview:
+        room = memoryview(bytearray(nbytes))
+        self._move([], room, deadline)
+        return room
+
+    def _move(self, out: list[memoryview], room: memoryview, deadline: float) -> None:
+        """Sends all of `out` and fills `room`, whichever goes first."""
+        filled = 0
+        while out or filled < len(room):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise PeerError("a peer did not answer in time")
             try:
-                told = self._wait(filled < wanted, bool(left), min(left_s, self.silence_s))
-                if not told and left_s > self.silence_s:
-                    raise PeerError(f"a peer has said nothing for {self.silence_s:g} s")
-                if left and told & ~select.POLLIN:
-                    left = left[self._socket.send(left) :]
-                if filled < wanted and told & ~select.POLLOUT:
+                ready = self._wait(filled < len(room), bool(out), min(left_s, self.silence_s))
+                if not ready and left_s > self.silence_s:
+                    raise PeerError(f"a peer has sent nothing for {self.silence_s:g} s")
+                if out and ready & ~select.POLLIN:
+                    out = _after(out, self._socket.sendmsg(out[:_MOST_PARTS]))
+                if filled < len(room) and ready & ~select.POLLOUT:
                     count = self._socket.recv_into(room[filled:])
                     if not count:
-                        raise PeerError("a peer closed the connection")
+                        raise PeerError("a peer closed the connection" + ("" if self.proved else _MAYBE))
                     filled += count
             except (BlockingIOError, InterruptedError):
                 continue
             except (OSError, ValueError) as cause:
                 raise PeerError(f"a peer was lost ({cause})") from cause
-        return got
 
     def _wait(self, reading: bool, writing: bool, seconds: float) -> int:
         """What the socket is ready for, with whatever is wrong with it; 0: nothing, for so long. (`select` knows 1,024 files only.)"""
@@ -125,14 +223,32 @@ class Talk:
         return sum(events for _, events in poll.poll(math.ceil(1000 * seconds)))
 
 
-def _packed(kind: int, words: dict[str, Any], payload: Any) -> bytes:
-    said = json.dumps(words).encode()
-    body = said + bytes(payload)
-    return _HEAD.pack(_MAGIC, kind, len(said), len(payload), zlib.crc32(body)) + body
+_NOTHING = memoryview(b"")
+_MOST_PARTS = 64  # of one call to the kernel, which takes 1,024
+_MAYBE = f" before it proved anything (do all ranks have the same {SECRET}?)"
 
 
-def _read_head(head: bytearray) -> tuple[int, int, int, int]:
-    magic, kind, words, length, crc = _HEAD.unpack(head)
-    if magic != _MAGIC:
-        raise PeerError("this is no peer of tacit's")
-    return kind, words, length, crc
+def _after(out: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of `out` when `sent` bytes have gone."""
+    for number, part in enumerate(out):
+        if sent < len(part):
+            return [part[sent:], *out[number + 1 :]]
+        sent -= len(part)
+    return []
+
+
+# ---- processes that are forked beside a rank, such as a DataLoader's workers
+
+
+def close_in_children(connection: socket.socket) -> None:
+    """A forked process must not keep a rank's sockets open: its peers would wait for an end that does not come."""
+    _OPEN.add(connection)
+
+
+def _forked() -> None:
+    for connection in list(_OPEN):
+        connection.close()  # without shutdown(): the connection is the parent's
+
+
+_OPEN: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)

@@ -2,6 +2,8 @@
 
 A client of torch's waits for its answer for ever when the link goes down, and another thread cannot make it stop. So questions are asked
 by a thread of their own. One that is late is left behind, to end when its connection does; the next question opens another.
+
+A thread that is inside torch when Python ends aborts the process, so close() waits for it, for as long as a question may take.
 """
 
 import queue
@@ -12,6 +14,7 @@ from concurrent.futures import TimeoutError as LateError
 from typing import Any, TypeVar
 
 from tacit.errors import TransportError
+from tacit.gossip.store import StoreClient
 
 ANSWER_S = 3.0
 
@@ -27,7 +30,7 @@ class Line:
     """Asks a store that `open_store` connects to; any thread may. Opening again is tried with every question."""
 
     def __init__(self, open_store: Callable[[], Any], *, answer_s: float = ANSWER_S) -> None:
-        self._open, self._answer_s = open_store, answer_s
+        self._open, self.answer_s = open_store, answer_s
         self._lock = threading.Lock()
         self._clerk: _Clerk | None = None
 
@@ -37,11 +40,11 @@ class Line:
             clerk = self._clerk = self._clerk or _Clerk(self._open)
         answer = clerk.ask(question)
         try:
-            found: T = answer.result(self._answer_s if seconds is None else seconds)
+            found: T = answer.result(self.answer_s if seconds is None else seconds)
             return found
         except LateError as cause:
             self._leave(clerk, only_if_open=True)
-            raise StoreError("torch's store does not answer") from cause
+            raise StoreError("the store does not answer") from cause
         except Exception as cause:  # torch raises RuntimeError, DistStoreError or ValueError by version
             self._leave(clerk)
             raise StoreError(" ".join(str(cause).split())[:120] or type(cause).__name__) from cause
@@ -51,6 +54,7 @@ class Line:
             clerk, self._clerk = self._clerk, None
         if clerk is not None:
             clerk.leave()
+            clerk.join(self.answer_s if clerk.connected else 0.0)  # connecting may take a minute
 
     def _leave(self, clerk: "_Clerk", only_if_open: bool = False) -> None:
         """One that is still connecting is waited for: two would not be faster."""
@@ -66,9 +70,10 @@ class _Clerk:
     def __init__(self, open_store: Callable[[], Any]) -> None:
         self.connected = False
         self._questions: queue.SimpleQueue[tuple[Question, Future[Any]] | None] = queue.SimpleQueue()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._work, args=(open_store,), name="tacit-gossip-store", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
     def ask(self, question: Question) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -78,8 +83,12 @@ class _Clerk:
     def leave(self) -> None:
         self._questions.put(None)
 
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
     def _work(self, open_store: Callable[[], Any]) -> None:
-        store, failure = None, None
+        store: Any = None
+        failure: Exception | None = None
         try:
             store = open_store()
             self.connected = True
@@ -94,3 +103,5 @@ class _Clerk:
                 answer.set_result(question(store))
             except Exception as cause:
                 answer.set_exception(cause)
+        if isinstance(store, StoreClient):
+            store.close()

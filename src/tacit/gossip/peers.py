@@ -11,9 +11,13 @@ Until COMMIT is sent neither has moved; from then on both will. If the caller fa
 training and asks it how it ended as soon as it can be reached (OUTCOME); who is asked before it has moved will not move any more.
 If the caller has died, its model is gone and with it the question: the meeting did not happen. So both move or none does, of those
 that live.
+
+Every message is proved (frames.py). Whoever calls names its rank and incarnation, which must be those of a lease in the store. No layer moves by more
+than MOST_TIMES what the threshold explains in one meeting. Connections, threads and models that are read at once are limited.
 """
 
 import itertools
+import math
 import queue
 import socket
 import threading
@@ -38,11 +42,27 @@ from tacit.gossip.meeting import Outcome, answer_pair, keeps_reference, speak
 from tacit.gossip.pace import FIRST_S, Pace
 from tacit.gossip.partners import Gossip
 from tacit.gossip.place import Door, listening
-from tacit.gossip.rest import raw_bytes
+from tacit.gossip.refusals import Refusals
+from tacit.gossip.rest import raw_bytes, raw_view
 from tacit.requests import Codec, Gather, LocalSlots, Max, Request, Sum, TableSum, seed_of
 from tacit.rounds.adaptive import Wish
 
-_HEARD_S = 60.0  # at most, for a message to arrive
+GREETING_S = 5.0  # for whoever connects to send its first message, proved
+MOST_CONNECTIONS = 128  # at a time, and threads that answer them
+MOST_STRANGERS = 64  # of them, those that have proved nothing yet; one more, and the oldest is cut off
+MOST_READERS = 8  # of this rank's model at a time; the next waits for WAIT_READER_S, and asks again
+WAIT_READER_S = 2.0
+FRESH_S = 2.0  # readers that come within it share a snapshot
+LEAST_HELD_S = 2.0  # for a caller that stops in the middle of a meeting, whatever the pace
+CLOSE_S = 5.0  # for threads to end
+MOST_NAME = 64  # characters of an incarnation
+# No layer moves by more than MOST_TIMES its threshold, which counts as LEAST_THETA at least: ranks that come late or were cut off have parted by
+# more. Measured: 0.02 of that limit in ordinary training, 0.17 at ten times its learning rate (docs/decisions/0011-authentication.md).
+MOST_TIMES = 32
+LEAST_THETA = 1 / 8
+LEAST_ELEMENTS = (
+    1024  # of a layer, when its length is compared with the model's: one scalar is a poor measure of itself
+)
 _CONNECT_S = 3.0
 _KEPT = 8  # own calls of a peer that came to an end, of which it may still ask; it can be in doubt of the last only
 SHOWN_S = 1800.0  # for a model to be taken by one that asks for it; silence ends it sooner
@@ -87,6 +107,16 @@ class Shown:
     words: Mapping[str, Any]
 
 
+@dataclass(slots=True)
+class _Snapshot:
+    """A model that is being read, by one or more."""
+
+    since: float
+    words: dict[str, Any]
+    payload: list[memoryview]
+    readers: int = 0
+
+
 class Peers:
     """This rank's place among its peers. `members()` are the others that live, by rank; `tell` hears of every call's end."""
 
@@ -104,18 +134,28 @@ class Peers:
         members: Callable[[], Mapping[int, Address]],
         tell: Callable[[Met], None],
         sent: Callable[[int], None],
+        knows: Callable[[int, str], bool] | None = None,
+        secret: str = "",
+        theta: float = LEAST_THETA,
+        refusals: Refusals | None = None,
     ) -> None:
+        """`knows`: whether a rank has this incarnation, by its lease. `theta`: by how much of its length a layer may have parted."""
         self._island, self._who, self._codec = island, who, codec
         self._rank, self._world, self._seed, self.incarnation = rank, world, seed, incarnation
         self._members, self._tell, self._sent = members, tell, sent
+        self._knows = knows or self._is_member
+        self._secret, self._most_move = secret, MOST_TIMES * max(theta, LEAST_THETA)
+        self._refusals = refusals or Refusals(rank)
+        self._held = Pace()  # how long meetings take that others lead
         self._meeting = threading.Lock()  # one at a time, as caller or called
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._happened: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._leading = ""  # the meeting that this rank leads now
         self._void = ""  # one that its peer has given up
         self._keeps = keeps_reference(codec)
+        self._own = {"rank": rank, "life": incarnation}  # which this rank names when it calls
         # What has to be the same on all ranks.
-        self._about = {"says": str(codec), "numel": island.numel, "layout": island.layers.crc}
+        self._about = {"says": str(codec), "layout": island.layers.crc}
         self._calls, self._meetings = itertools.count(), itertools.count(1)
         self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
         self.followed = 0  # meetings to which this rank was called
@@ -124,11 +164,17 @@ class Peers:
         self._closed = threading.Event()
         self._most = 8 * island.numel + island.rest.nbytes + (1 << 16)
         self._talks: set[Talk] = set()
+        self._gate = threading.Lock()  # of the two below
+        self._strangers: dict[Talk, None] = {}  # that have proved nothing yet, the oldest first
+        self._shown: _Snapshot | None = None
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._readers = threading.BoundedSemaphore(MOST_READERS)
+        self._threads: set[threading.Thread] = set()
         self.away = False  # as long as this model may still be replaced, by a checkpoint's: it meets nobody
         self._server = listening(door)
         self.port: int = self._server.getsockname()[1]
-        for name, work in (("answer", self._accept), ("call", self._call_all)):
-            threading.Thread(target=work, name=f"tacit-gossip-{name}", daemon=True).start()
+        self._start("answer", self._accept)
+        self._start("call", self._call_all)
 
     # ---- the training thread's side
 
@@ -167,6 +213,7 @@ class Peers:
         return max((pace.patience_s(nbytes) for pace in list(self._paces.values())), default=FIRST_S)
 
     def close(self) -> None:
+        """Ends all connections and threads. A thread of torch's that still runs when Python ends would abort the process."""
         self._closed.set()
         self._wishes.put(None)
         with suppress(OSError):
@@ -174,6 +221,24 @@ class Peers:
         self._server.close()
         for talk in list(self._talks):
             talk.close()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads - {threading.current_thread()}:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, name: str, work: Callable[..., None], *args: Any) -> None:
+        def run() -> None:
+            try:
+                work(*args)
+            finally:
+                self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name=f"tacit-gossip-{name}", daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left
+            self._threads.discard(thread)
+            raise
 
     # ---- calling
 
@@ -228,6 +293,7 @@ class Peers:
                 sent = talk.sent_nbytes
                 self._leave(talk)
         except _NO_PEER as cause:
+            self._refused(cause, f"rank {peer}", peer)
             pace.failed(time.monotonic(), max(nbytes, sent))
             return Met(peer, wish.why, wish.layers, str(cause), time.monotonic() - began, sent)
         finally:
@@ -248,10 +314,10 @@ class Peers:
     def _led(self, talk: Talk, peer: int, layers: Chosen, deadline: float) -> tuple[str, Chosen]:
         if peer in self._island.doubts:  # it called meanwhile, and fell silent: what both refer to is open
             return "busy", layers
-        pair, meeting = self._island.pair(peer), f"{self._rank}-{self.incarnation}-{next(self._meetings)}"
-        self._leading = meeting
+        pair, number = self._island.pair(peer), next(self._meetings)
+        self._leading = meeting = _name(self._rank, self.incarnation, number)
         version = pair.version if pair else None
-        words = {"rank": self._rank, "meeting": meeting, "incarnation": self.incarnation, "refers": version}
+        words = self._own | {"meeting": number, "refers": version}
         words |= self._about | {"layers": self._island.layers.tell(layers)}
         talk.send(frames.CALL, words, deadline)
         answer = talk.receive(deadline)
@@ -282,52 +348,116 @@ class Peers:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = self._server.accept()
-                talk = Talk(connection, self._most)
-            except OSError:  # closed; or too many open files, which passes
+                connection, address = self._server.accept()
+                talk = Talk(
+                    connection, self._most, secret=self._secret, called=self.incarnation, serving=True
+                )
+            except OSError:  # closed; or too many open files
+                self._cut_off(0)
                 self._closed.wait(_WAIT_S)
                 continue
+            self._cut_off(MOST_STRANGERS - 1)
             self._talks.add(talk)
-            threading.Thread(target=self._answer, args=(talk,), name="tacit-gossip-peer", daemon=True).start()
+            with self._gate:
+                self._strangers[talk] = None
+            while not self._room.acquire(timeout=_WAIT_S):  # those that were cut off are ending
+                self._cut_off(MOST_STRANGERS // 2)
+                if self._closed.is_set():
+                    break
+            try:
+                self._start("peer", self._answer, talk, str(address[0]))
+            except RuntimeError:
+                with self._gate:
+                    self._strangers.pop(talk, None)
+                self._leave(talk)
+                self._room.release()
 
-    def _answer(self, talk: Talk) -> None:
+    def _cut_off(self, most: int) -> None:
+        """Of those that have proved nothing yet, the oldest, until so many are left."""
+        with self._gate:
+            oldest = list(self._strangers)[: max(0, len(self._strangers) - most)]
+            for talk in oldest:
+                del self._strangers[talk]
+        for talk in oldest:
+            talk.close()
+            self._refusals.counts["cut off"] += 1
+
+    def _answer(self, talk: Talk, host: str) -> None:
+        """One request a connection."""
         try:
-            while not self._closed.is_set():
-                frame = talk.receive(time.monotonic() + _HEARD_S)
-                if frame.kind == frames.CALL:
-                    self._follow(talk, frame)
-                elif frame.kind == frames.OUTCOME:
-                    self._remember(talk, frame)
-                elif frame.kind == frames.GET:
-                    self._show(talk, frame)
-                else:
-                    return
-        except _NO_PEER:
-            pass
+            frame = talk.receive(time.monotonic() + GREETING_S)
+            with self._gate:
+                self._strangers.pop(talk, None)
+            peer = self._identified(frame)
+            if frame.kind == frames.CALL:
+                self._follow(talk, peer, frame)
+            elif frame.kind == frames.OUTCOME:
+                self._remember(talk, peer, frame)
+            elif frame.kind == frames.GET:
+                self._show(talk, frame)
+            else:
+                raise PeerError(f"a first message of kind {frame.kind}", "malformed")
+        except _NO_PEER as cause:
+            self._refused(cause, host, host)
         finally:
+            with self._gate:
+                self._strangers.pop(talk, None)
             self._leave(talk)
+            with suppress(ValueError):  # closing, without room
+                self._room.release()
 
-    def _remember(self, talk: Talk, asked: Frame) -> None:
+    def _identified(self, first: Frame) -> int:
+        """The caller's rank. PeerError unless it is another of this world, in the life that the store knows."""
+        rank, incarnation = first.words.get("rank"), first.words.get("life")
+        if type(rank) is not int or not 0 <= rank < self._world or rank == self._rank:
+            raise PeerError(
+                f"a caller says that it is rank {rank!r:.20}; this is rank {self._rank} of {self._world}",
+                "rank",
+            )
+        if (
+            not isinstance(incarnation, str)
+            or len(incarnation) > MOST_NAME
+            or not self._knows(rank, incarnation)
+        ):
+            raise PeerError(f"rank {rank} calls in a life that the store does not know", "incarnation")
+        return rank
+
+    def _is_member(self, rank: int, incarnation: str) -> bool:
+        known = self._members().get(rank)
+        return known is not None and known.incarnation == incarnation
+
+    def _refused(self, cause: Exception, name: str, who: object) -> None:
+        """Counts what nobody who keeps to the protocol sends; a peer that is gone or late is none of it."""
+        if isinstance(cause, PeerError) and cause.reason and not self._closed.is_set():
+            self._refusals.add(cause.reason, f"{name}: {cause}", who)
+        elif not isinstance(cause, PeerError):
+            self._refusals.add("malformed", f"{name}: a message that cannot be meant ({cause!s:.80})", who)
+
+    def _remember(self, talk: Talk, peer: int, asked: Frame) -> None:
         """How a meeting ended that this rank led. One that has not ended yet will not happen: the other side has given it up."""
         meeting = asked.words.get("meeting")
         with self._island.lock:
-            happened = meeting in self._happened[int(asked.words["rank"])]
+            happened = meeting in self._happened[peer]
             if meeting == self._leading and not happened:
                 self._void = self._leading
         talk.send(frames.OUTCOME, {"happened": happened}, time.monotonic() + FIRST_S)
 
-    def _follow(self, talk: Talk, call: Frame) -> None:
-        peer, words = int(call.words["rank"]), call.words
+    def _follow(self, talk: Talk, peer: int, call: Frame) -> None:
+        words = call.words
+        meeting = _name(peer, words["life"], int(words["meeting"]))
         if any(words[key] != value for key, value in self._about.items()):
             raise PeerError(
-                f"rank {peer} speaks {words['says']} about {words['numel']} parameters, or others"
+                f"rank {peer} speaks {words['says']!s:.80}, or its model has other layers",
+                "model",
             )
         layers, pace = self._island.layers.read(words["layers"]), self._paces[peer]
         patience_s = pace.patience_s(self._nbytes(layers))
-        deadline = time.monotonic() + patience_s
+        began = time.monotonic()
+        deadline = began + patience_s
         talk.allow(patience_s)
+        talk.silence_s = min(talk.silence_s, max(LEAST_HELD_S, self._held.patience_s(self._nbytes(layers))))
         doubt = self._island.doubts.get(peer)
-        if doubt is not None and doubt.incarnation != words["incarnation"]:
+        if doubt is not None and doubt.incarnation != words["life"]:
             self._decide(doubt, False)  # it was here before, and died
         if self.away or not self._meeting.acquire(blocking=False):
             talk.send(frames.BUSY, {}, deadline)
@@ -342,37 +472,70 @@ class Peers:
             talk.send(frames.READY, {"refers": version}, deadline)
             known = pair is not None and version == words["refers"]
             layers, deadline = self._agreed(peer, layers, known, deadline)
-            result = self._converse(talk, peer, words["meeting"], layers, known, 1, deadline)
+            result = self._converse(talk, peer, meeting, layers, known, 1, deadline)
             delta = result.delta if self._who.mode != "pull" else None
-            doubt = Doubt(words["meeting"], peer, words["incarnation"], layers, delta, result.middle)
+            doubt = Doubt(meeting, peer, words["life"], layers, delta, result.middle)
             self._island.doubts[peer] = doubt
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
             talk.expect(frames.COMMIT, deadline)
             self._decide(doubt, True)
             pace.answered()
+            self._held.took(time.monotonic() - began, talk.sent_nbytes)
             with suppress(PeerError):
                 talk.send(frames.DONE, {}, deadline)
+        except PeerError:
+            self._held.failed(time.monotonic(), self._nbytes(layers))
+            raise
         finally:
             self._meeting.release()
             self._sent(talk.sent_nbytes - before)
 
     def _show(self, talk: Talk, asked: Frame) -> None:
-        """The start, for those that begin; the model as it is; or what is brought to a merge; with its buffers. Nothing where there is none."""
-        island, what = self._island, asked.words.get("what", "")
-        with island.lock:
-            known = {"start": island.start, "now": island.snapshot, "merge": island.offered}
-            chosen = known.get(what)
-            words = {"step": island.step, "merges": island.merges, "top_lr": island.top_lr}
-        if what == "frozen":
-            words, payload = words | {"there": True}, island.rest.tell_frozen()
-        elif chosen is None:
-            words, payload = words | {"there": False}, b""
-        else:
-            words |= {"there": True, "frozen": island.rest.crc}
-            payload = raw_bytes(chosen) + island.rest.tell()
+        """The start, for those that begin; the model as it is; or what is brought to a merge; with its buffers. Nothing where there is none.
+
+        It is sent from where it lies, in pieces: a reader that does not read costs no memory.
+        """
+        if not self._readers.acquire(timeout=WAIT_READER_S):
+            talk.send(frames.BUSY, {}, time.monotonic() + FIRST_S)
+            return
         before = talk.sent_nbytes
-        talk.send(frames.MODEL, words, time.monotonic() + SHOWN_S, payload)
-        self._sent(talk.sent_nbytes - before)
+        try:
+            with self._offered(asked.words.get("what")) as (words, payload):
+                talk.send(frames.MODEL, words, time.monotonic() + SHOWN_S, *payload)
+        finally:
+            self._readers.release()
+            self._sent(talk.sent_nbytes - before)
+
+    @contextmanager
+    def _offered(self, what: object) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
+        """What is sent. Readers of the model as it is share a snapshot, if they come within FRESH_S and the first still reads."""
+        if what != "now":
+            yield self._offer(what)
+            return
+        with self._gate:
+            shown = self._shown
+            if shown is None or time.monotonic() - shown.since > FRESH_S:
+                shown = self._shown = _Snapshot(time.monotonic(), *self._offer(what))
+            shown.readers += 1
+        try:
+            yield shown.words, shown.payload
+        finally:
+            with self._gate:
+                shown.readers -= 1
+                if not shown.readers and self._shown is shown:
+                    self._shown = None
+
+    def _offer(self, what: object) -> tuple[dict[str, Any], list[memoryview]]:
+        island = self._island
+        with island.lock:
+            words = {"step": island.step, "merges": island.merges, "top_lr": island.top_lr}
+            chosen = {"start": island.start, "now": island.snapshot, "merge": island.offered}.get(str(what))
+        if what == "frozen":
+            return words | {"there": True}, [raw_view(tensor) for tensor in island.rest.frozen]
+        if chosen is None:
+            return words | {"there": False}, []
+        words |= {"there": True, "frozen": island.rest.crc}
+        return words, [raw_view(chosen), memoryview(island.rest.tell())]
 
     # ---- what was left open
 
@@ -394,7 +557,7 @@ class Peers:
             return
         talk = self._connect(address, deadline)
         try:
-            talk.send(frames.OUTCOME, {"meeting": doubt.meeting, "rank": self._rank}, deadline)
+            talk.send(frames.OUTCOME, self._own | {"meeting": doubt.meeting}, deadline)
             self._decide(doubt, bool(talk.expect(frames.OUTCOME, deadline).words.get("happened")))
         finally:
             self._leave(talk)
@@ -426,7 +589,26 @@ class Peers:
         result = _drive(said, place, lambda own: _swapped(talk, own, deadline))
         if not bool(result.middle.isfinite().all()):
             raise PeerError("a model is not finite, and stays alone")
+        self._check_movement(peer, layers, w, result.delta)
         return result
+
+    def _check_movement(self, peer: int, layers: Chosen, w: Tensor, delta: Tensor) -> None:
+        """PeerError where a layer would move by more than MOST_TIMES what its threshold explains: neither side moves then."""
+        island = self._island
+        numbers, split = island.layers.numbers(layers), island.layers.parts
+        norm = torch.linalg.vector_norm
+        lengths = torch.stack([norm(part) for part in split(w, layers)]).tolist()
+        moves = torch.stack([norm(part) for part in split(delta, layers)]).tolist()
+        of_model = math.sqrt(math.fsum(island.lengths)) if layers is not None else math.hypot(*lengths)
+        for layer, length, move in zip(numbers, lengths, moves, strict=True):
+            elements = min(island.numel, max(LEAST_ELEMENTS, island.layers.sizes[layer]))
+            most = self._most_move * max(length, math.sqrt(elements / island.numel) * of_model)
+            if not move <= most < math.inf:
+                raise PeerError(
+                    f"a meeting with rank {peer} would move layer {layer} by {move:.3g}, of at most {most:.3g}; "
+                    f"its model or this one is broken",
+                    "movement",
+                )
 
     def _agreed(self, peer: int, layers: Chosen, known: bool, deadline: float) -> tuple[Chosen, float]:
         """What a meeting is about, and until when. Two that are to have a reference in common and have none yet speak of everything."""
@@ -447,7 +629,7 @@ class Peers:
         model, buffers = frame.payload[: 4 * self._island.numel], frame.payload[4 * self._island.numel :]
         if len(model) != 4 * self._island.numel:
             raise PeerError("a peer's model has another size")
-        flat = torch.frombuffer(bytearray(model), dtype=torch.float32).to(self._island.device)
+        flat = torch.frombuffer(model, dtype=torch.float32).to(self._island.device)
         return Shown(flat, self._island.rest.read(buffers), frame.words)
 
     def take_frozen(self, address: Address, deadline: float) -> None:
@@ -455,20 +637,31 @@ class Peers:
         self._island.rest.take_frozen(self._get(address, "frozen", deadline).payload)
 
     def _get(self, address: Address, what: str, deadline: float) -> Frame:
-        talk = self._connect(address, deadline)
-        try:
-            talk.send(frames.GET, {"what": what}, deadline)
-            return talk.expect(frames.MODEL, deadline)
-        finally:
-            self._leave(talk)
+        while True:
+            talk = self._connect(address, deadline)
+            try:
+                talk.send(frames.GET, self._own | {"what": what}, deadline)
+                frame = talk.receive(deadline)
+            finally:
+                self._leave(talk)
+            if frame.kind == frames.MODEL:
+                return frame
+            if frame.kind != frames.BUSY:
+                raise PeerError("a peer answered a request for its model with something else")
+            self._closed.wait(_WAIT_S)  # as many read it as may; polled, within the deadline
+            if self._closed.is_set():
+                raise PeerError("this rank is closing")
 
     def _connect(self, address: Address, deadline: float) -> Talk:
         try:
             left = min(_CONNECT_S, max(0.01, deadline - time.monotonic()))
-            talk = Talk(socket.create_connection((address.host, address.port), timeout=left), self._most)
+            connection = socket.create_connection((address.host, address.port), timeout=left)
+            talk = Talk(connection, self._most, secret=self._secret, called=address.incarnation)
         except OSError as cause:
             raise PeerError(f"a peer cannot be reached ({cause})") from cause
         self._talks.add(talk)
+        if self._closed.is_set():  # close() may have looked before it was there
+            self._leave(talk)
         return talk
 
     def _leave(self, talk: Talk) -> None:
@@ -509,6 +702,11 @@ def _swapped(talk: Talk, own: Tensor, deadline: float) -> Tensor:
         if own.numel()
         else own.clone()
     )
+
+
+def _name(rank: int, incarnation: str, number: int) -> str:
+    """What both sides call a meeting that `rank` leads."""
+    return f"{rank}-{incarnation}-{number}"
 
 
 def _digest(tensor: Tensor) -> int:

@@ -1,9 +1,9 @@
 """Where a rank stands: its number, the store in which ranks find one another, and the address at which others reach this one."""
 
-import ipaddress
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tacit.authentication import MAKE_ONE, SECRET, is_loopback
 from tacit.errors import ConfigError
+from tacit.gossip.frames import close_in_children
+from tacit.gossip.store import StoreClient, StoreServer
 
 START_S = 60.0  # for the first ranks to find one another, and the store
 
@@ -26,11 +29,12 @@ def rank_and_world() -> tuple[int, int]:
 # ---- the store
 
 
-def store_of(rank: int) -> Callable[[], Any]:
-    """Opens a store of this attachment's alone: of the process group, of TACIT_STORE, or of torchrun's environment; and again, when lost.
+def store_of(rank: int, secret: str) -> tuple[Callable[[], Any], str]:
+    """Opens a store of this attachment's alone, and again when it is lost; and its prefix, which no other attachment has.
 
-    A process's first attachment in a process group meets the others' first, and so on: a rank that comes back must attach in the same
-    order.
+    It is at TACIT_STORE, in the process group, with torchrun's agent, or in rank 0's process, at MASTER_ADDR: our own (store.py), where it is not
+    torch's already. A process's first attachment in a process group meets the others' first, and so on: a rank that comes back must
+    attach in the same order.
     """
     global _attached
     c10d: Any = dist  # it does not name its stores for type checkers
@@ -40,26 +44,26 @@ def store_of(rank: int) -> Callable[[], Any]:
     # torchrun starts all workers again when one has died; in a store that lives on, those are others.
     attempt = "" if named else os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     prefix = f"tacit/gossip/{attempt}/{_attached[1]}"
-    hosted = not named and rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True"
-
-    def opened() -> Any:
-        nonlocal hosted
-        if group_store is not None and not named:
-            made = group_store.clone() if hasattr(group_store, "clone") else group_store
-        else:
-            master, hosted = hosted, False  # once: a lost line to it is not a lost store
-            if not master:
-                _await_port(host, port, START_S)
-            patience = timedelta(seconds=START_S)
-            made = c10d.TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False)
-            if master:
-                _HOSTED.append(made)  # it serves the others for as long as the process lives
-        return c10d.PrefixStore(prefix, made)
-
-    return opened
+    if group_store is not None and not named:
+        return lambda: c10d.PrefixStore(
+            prefix, group_store.clone() if hasattr(group_store, "clone") else group_store
+        ), prefix
+    if not named and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True":
+        return lambda: c10d.PrefixStore(prefix, _agents_store(host, port)), prefix
+    if not named and rank == 0 and (host, port) not in _HOSTED:
+        # Where the name is this machine's, it may be another address here than elsewhere.
+        _HOSTED[host, port] = StoreServer((host if is_loopback(host) or not secret else "", port), secret)
+    return lambda: StoreClient(host, port, secret, prefix=f"{prefix}/", start_s=START_S), prefix
 
 
-_HOSTED: list[Any] = []
+def _agents_store(host: str, port: int) -> Any:
+    c10d: Any = dist
+    _await_port(host, port, START_S)
+    patience = timedelta(seconds=START_S)
+    return c10d.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
+
+
+_HOSTED: dict[tuple[str, int], StoreServer] = {}  # they serve the others for as long as the process lives
 _attached: tuple[Any, int] = (None, 0)  # the process group's store, and how many attachments it has seen
 
 
@@ -104,33 +108,62 @@ class Door:
     listens_at: str
 
 
-def own_door() -> Door:
-    """The address that leads to the store's host, unless TACIT_HOST says another.
+def own_door(secret: str) -> Door:
+    """The address that leads to the store's host, unless TACIT_HOST names another. Without a secret it is loopback, or a ConfigError.
 
     A name that means this machine here (Debian gives its own name to 127.0.1.1) means it elsewhere, too: it is passed on as it is, and any
     interface listens.
     """
-    if named := os.environ.get("TACIT_HOST"):
-        return Door(named, "")
-    host = _store_host()
+    named, host = os.environ.get("TACIT_HOST"), _store_host()
     try:
         own = _source_towards(host)
     except OSError:
-        return Door("127.0.0.1", "127.0.0.1")
-    if _is_loopback(own) and not _is_loopback(host):
-        return Door(host, "")
-    return Door(own, own)
+        own, host = "127.0.0.1", "127.0.0.1"
+    if named:
+        door = Door(named, named if is_loopback(named) else "")
+    elif is_loopback(own) and not is_loopback(host):
+        door = Door(host, "")
+    else:
+        door = Door(own, own)
+    if secret or is_loopback(door.known_as):
+        return door
+    if named or not (_all_here() or _is_own(own, host)):
+        raise ConfigError(
+            f"this rank would have to be reachable at {door.known_as}, and there is no secret to know its peers by; "
+            f"set {SECRET} for all ranks and the store, one line: {MAKE_ONE}"
+        )
+    if not _all_here():
+        warnings.warn(
+            f"without {SECRET} this rank serves loopback only, and ranks of other machines cannot reach it; "
+            f"for those, give all ranks a secret: {MAKE_ONE}",
+            stacklevel=2,
+        )
+    return Door("127.0.0.1", "127.0.0.1")
+
+
+def _all_here() -> bool:
+    """Whether torchrun has started all ranks on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "-")
+
+
+def _is_own(source: str, host: str) -> bool:
+    """Whether `host`, to which this machine connects from `source`, is this machine."""
+    with suppress(OSError):
+        return is_loopback(source) or socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][4][0] == source
+    return False
 
 
 def listening(door: Door) -> socket.socket:
     """A server of any port. Raises ConfigError where the address is not this machine's."""
     family = socket.AF_INET6 if ":" in door.listens_at else socket.AF_INET
     try:
-        return socket.create_server((door.listens_at, 0), family=family)
+        server = socket.create_server((door.listens_at, 0), family=family)
     except OSError as cause:
         raise ConfigError(
             f"this rank cannot listen at {door.listens_at or 'any address'} ({cause}); name one of its own in TACIT_HOST"
         ) from cause
+    close_in_children(server)
+    return server
 
 
 def _store_host() -> str:
@@ -150,10 +183,3 @@ def _source_towards(host: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # sends nothing
         return str(probe.getsockname()[0])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

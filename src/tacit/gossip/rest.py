@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from tacit.gossip.frames import PeerError
 
+Told = bytes | bytearray | memoryview
+
 
 @dataclass(slots=True)
 class Rest:
@@ -48,14 +50,14 @@ class Rest:
     def tell_frozen(self) -> bytes:
         return b"".join(map(raw_bytes, self.frozen))
 
-    def read(self, told: bytes | bytearray) -> list[Tensor]:
+    def read(self, told: Told) -> list[Tensor]:
         """A peer's buffers."""
         return _read(told, self.buffers)
 
     def take(self, buffers: Sequence[Tensor]) -> None:
         _copy(self.buffers, buffers)
 
-    def take_frozen(self, told: bytes | bytearray) -> None:
+    def take_frozen(self, told: Told) -> None:
         _copy(self.frozen, _read(told, self.frozen))
         self._crc = None
 
@@ -92,14 +94,20 @@ class Mean:
 
 def raw_bytes(tensor: Tensor) -> bytes:
     """A tensor as it travels. One on an accelerator comes to the host here: sockets cannot read it there."""
-    return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return raw_view(tensor).tobytes()
+
+
+def raw_view(tensor: Tensor) -> memoryview:
+    """The same without a copy, where the tensor is contiguous and the host's: nobody may write to it meanwhile."""
+    found: memoryview = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+    return found
 
 
 def _averages(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def _read(told: bytes | bytearray, like: Sequence[Tensor]) -> list[Tensor]:
+def _read(told: Told, like: Sequence[Tensor]) -> list[Tensor]:
     if len(told) != sum(tensor.nbytes for tensor in like):
         raise PeerError("a peer's model has other buffers or frozen parameters")
     found, at = list[Tensor](), 0
