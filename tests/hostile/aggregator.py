@@ -17,8 +17,8 @@ from tacit.aggregator.membership import Membership
 from tacit.aggregator.metrics import MOST_READERS
 from tacit.aggregator.reader import Reader
 from tacit.aggregator.spec import Address
-from tacit.aggregator.talk import MOST_ASKED, VERSION, Talk, encode
 from tacit.aggregator.wire import HEADER, Header, Kind
+from tacit.authentication import MOST_ASKED, VERSION, Talk, encode
 from tacit.errors import TacitError
 
 CHUNKS = 16  # of each job beside an attack
