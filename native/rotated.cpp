@@ -102,7 +102,7 @@ struct Group {
     size_t row(size_t s) const { return first_row + s * rows; }
     size_t width() const { return count * hush_lanes; }
     bool within(size_t numel) const { return starts.back() + (rows / runs - 1) * stride + width() <= numel; }
-    // The only piece of a vector.
+    // Its rows follow each other: the only piece, or window, of a vector.
     bool together() const {
         return stride == width() && starts.back() == starts[0] + (runs - 1) * (rows / runs) * stride;
     }

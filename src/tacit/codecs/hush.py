@@ -18,7 +18,7 @@ What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md
 
 Its limit: all ranks share one scale a block, because only then can anybody add their indices. Where one rank is 10 times as
 large as all others in everything, the others are rounded coarsely: from 7 ranks on int4, which has a scale a rank, has
-less error (n x NMSE .047 in any world; hush .030, .053, .074, .14 with 4, 8, 13, 64 ranks; thc .059, .108, .163, .53).
+less error, with nearest rounding from 3 on (n x NMSE .047 in any world; hush .030, .053, .074, .14 with 4, 8, 13, 64 ranks; thc .059, .108, .163, .53).
 """
 
 from collections.abc import Sequence

@@ -148,7 +148,7 @@ def _norms_sent(x: Tensor, size: int) -> Tensor:
 def _norm(x: Tensor) -> Tensor:
     """|x| as a double; summed in double where squares may overflow or vanish in float32, and on an accelerator always,
     which would have to stop to look."""
-    norm = x.norm().double()
-    if x.device.type == "cpu" and 2.0**-40 <= norm <= 2.0**60:
-        return norm
-    return torch.linalg.vector_norm(x, dtype=torch.float64)
+    norm: Tensor = x.norm().double()
+    if x.device.type != "cpu" or not 2.0**-40 <= norm <= 2.0**60:
+        norm = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm
