@@ -54,7 +54,7 @@ class OpticalRing:
             check_count("transceivers", self.transceivers)
 
     @property
-    def lasers(self) -> int:
+    def senders(self) -> int:
         """Wavelengths that a node can send on at the same time, both directions together; it can receive on as many."""
         every = 2 * self.wavelengths
         return every if self.transceivers is None else min(self.transceivers, every)

@@ -95,7 +95,7 @@ def test_with_few_transceivers_the_docs_say_what_the_simulator_says(few):
     assert [row["transceivers"] for row in few] == 4 * list(TRANSCEIVERS)
     units = {}
     for row in few:
-        if row["stages"] < 100:  # two braids of very many sub-stages take half a minute to build
+        if row["stages"] < 100:  # two braids with very many sub-stages take some seconds each
             check_row(row, units)
 
 

@@ -62,8 +62,8 @@ def lower_bounds(world: int, nbytes: float, ring: OpticalRing) -> Bounds:
     if world == 1:
         return Bounds(0.0, 0.0, 0.0, 0.0, 0)
     share_s = 8 * nbytes / ring.rate_bps / ring.wavelengths  # x / w
-    first = fewest_stages(world, ring.lasers)
-    node_s = (world - 1) / world * share_s * 2 * ring.wavelengths / ring.lasers
+    first = fewest_stages(world, ring.senders)
+    node_s = (world - 1) / world * share_s * 2 * ring.wavelengths / ring.senders
     combined_s, stages = _combined(world, share_s, node_s, first, ring.setup_s)
     return Bounds(first * ring.setup_s, node_s, share_s / 2, combined_s, stages)
 

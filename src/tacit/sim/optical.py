@@ -94,10 +94,10 @@ def rescaled(found: Cost, nbytes: float, was: OpticalRing, ring: OpticalRing) ->
     The light depends on none of these, so a sweep over models and rates assigns wavelengths once. Nodes, wavelengths and
     transceivers must be the same.
     """
-    if (was.nodes, was.wavelengths, was.lasers) != (
+    if (was.nodes, was.wavelengths, was.senders) != (
         ring.nodes,
         ring.wavelengths,
-        ring.lasers,
+        ring.senders,
     ) or not found.nbytes > 0:
         raise ConfigError(
             "a cost can be rescaled on a ring of as many nodes, wavelengths and transceivers, from a vector that is not empty"

@@ -72,8 +72,8 @@ def _wrhts(nbytes: float, ring: OpticalRing) -> list[str]:
     def time_s(choice: tuple[int, bool]) -> float:
         total_s, apart = 0.0, 1
         for members, needed, times in wrht_levels(ring.nodes, ring.wavelengths, *choice):
-            parts = -(-(members - 1) // ring.lasers)
-            stripes = min(ring.wavelengths // needed, ring.lasers // min(members - 1, ring.lasers))
+            parts = -(-(members - 1) // ring.senders)
+            stripes = min(ring.wavelengths // needed, ring.senders // min(members - 1, ring.senders))
             total_s += times * parts * (ring.setup_s + x_s / stripes + members // 2 * apart * ring.hop_s)
             apart *= members
         return total_s

@@ -221,10 +221,10 @@ def _loaded(levels: str, ring: OpticalRing) -> tuple[_Plan, ...]:
             alike = max(1, strands // stage.block)
             peak = ceil(1.01 * _most(stage.load * marks, world) - 1e-6)
             busy = ceil(_most(stage.sent * marks, world) / alike - 1e-6)  # transfers out of one node
-            now = max(ceil(peak / w), ceil(busy / ring.lasers))
+            now = max(ceil(peak / w), ceil(busy / ring.senders))
             stripes = (w * alike // ceil(peak / now)) / alike
             if ring.transceivers is not None:
-                stripes = min(stripes, max(1, ring.lasers // ceil(busy / now)) / alike)
+                stripes = min(stripes, max(1, ring.senders // ceil(busy / now)) / alike)
             parts, share, travel = (
                 parts + now,
                 share + now * w / (strands * stripes),
@@ -272,7 +272,7 @@ def _strand_counts(levels: str, stages: list[_Profile], ring: OpticalRing) -> li
     world, block = ring.nodes, prod(group for group, _ in parse_levels(levels) if group)
     load = max((float(stage.load[:, 0].real.max()) / world for stage in stages), default=1.0)
     sent = max((stage.transfers / world for stage in stages), default=1.0)
-    room = [ring.wavelengths / load] + ([] if ring.transceivers is None else [ring.lasers / sent])
+    room = [ring.wavelengths / load] + ([] if ring.transceivers is None else [ring.senders / sent])
     most = max(2 * block, min(world, 640, max(64, _MOST_TRANSFERS // world)))
     counts: set[int] = set()
     fills, slacks = (

@@ -122,11 +122,11 @@ def assign(
     transfer. `known` remembers colours between calls: a stage and the same stage backwards are coloured once.
     """
     paths, known = route(stage, ring, clockwise), {} if known is None else known
-    told = None if wavelength is None else _told(paths, wavelength)
+    fixed = None if wavelength is None else _fixed(paths, wavelength)
     striped = _striped(stage, paths, ring, known) if stripe else None
-    if striped is not None and told is None:
+    if striped is not None and fixed is None:
         return striped
-    even = _in_parts(stage, paths, ring, stripe, told, known)
+    even = _in_parts(stage, paths, ring, stripe, fixed, known)
     return striped if striped is not None and _chunks(stage, striped) <= _chunks(stage, even) else even
 
 
@@ -164,14 +164,14 @@ def _load(start: Ints, hops: Ints, nodes: int, weight: Ints) -> Ints:
     return np.asarray(over[:nodes] + over[nodes : 2 * nodes]).round().astype(np.int64)
 
 
-def _told(paths: Paths, wavelength: ArrayLike) -> Ints:
+def _fixed(paths: Paths, wavelength: ArrayLike) -> Ints:
     """The schedule's own wavelengths, one a transfer."""
-    told = np.asarray(wavelength, np.int64)
-    if told.shape != paths.start.shape or told.min(initial=0) < 0:
+    fixed = np.asarray(wavelength, np.int64)
+    if fixed.shape != paths.start.shape or fixed.min(initial=0) < 0:
         raise ConfigError(
-            f"{told.size} wavelengths for {len(paths.start)} transfers; give one each, from 0 on"
+            f"{fixed.size} wavelengths for {len(paths.start)} transfers; give one each, from 0 on"
         )
-    return told
+    return fixed
 
 
 def _both_ways(paths: Paths, nodes: int, w: int, known: Colours) -> Ints:
@@ -198,7 +198,7 @@ def _chunks(stage: Stage, light: Assignment) -> float:
 
 
 def _in_parts(
-    stage: Stage, paths: Paths, ring: OpticalRing, stripe: bool, told: Ints | None, known: Colours
+    stage: Stage, paths: Paths, ring: OpticalRing, stripe: bool, fixed: Ints | None, known: Colours
 ) -> Assignment:
     """Equal bands, and as many parts as it takes: first for the transceivers, then for the wavelengths of each of those.
 
@@ -206,18 +206,18 @@ def _in_parts(
     follows in further parts.
     """
     turn, w = _turns(stage, ring), ring.wavelengths
-    told = told if not turn.any() else None
+    fixed = fixed if not turn.any() else None
     part, first = np.zeros_like(turn), np.zeros_like(turn)
     parts, widest = 0, 1
     for now in np.split(np.argsort(turn, kind="stable"), np.cumsum(np.bincount(turn))[:-1]):
         some, nodes = (paths, ring.nodes) if not turn.any() else _squeezed(paths, now, ring.nodes)
-        colour = _both_ways(some, nodes, w, known) if told is None else told[now]
+        colour = _both_ways(some, nodes, w, known) if fixed is None else fixed[now]
         needed = int(colour.max(initial=0)) + 1
         more = -(-needed // w)
-        each = w if told is not None and more > 1 else -(-needed // more)
+        each = w if fixed is not None and more > 1 else -(-needed // more)
         part[now], first[now] = parts + colour // each, colour % each
         parts, widest = parts + more, max(widest, each)
-    width = min(w // widest, ring.lasers // max(1, _busiest(stage, part, ring))) if stripe else 1
+    width = min(w // widest, ring.senders // max(1, _busiest(stage, part, ring))) if stripe else 1
     bands = np.arange(len(turn))
     return Assignment(paths, parts, part, bands, first * width, np.full(len(turn), width))
 
@@ -243,9 +243,9 @@ def _turns(stage: Stage, ring: OpticalRing) -> Ints:
     In the order of distances: of one distance a node has few transfers, so turns fill evenly.
     """
     turn = np.zeros(len(stage), np.int64)
-    if ring.transceivers is None or _busiest(stage, turn, ring) <= ring.lasers:
+    if ring.transceivers is None or _busiest(stage, turn, ring) <= ring.senders:
         return turn
-    senders = ring.lasers
+    senders = ring.senders
     full = [0] * (
         2 * ring.nodes
     )  # a bit for every turn in which a node has no sender left; then likewise, no receiver
@@ -317,7 +317,7 @@ def _times(stage: Stage, paths: Paths, ring: OpticalRing) -> list[float]:
         middle = (low + high) // 2
         width = _widths(stage.count, every[middle])
         fits = int(loads(paths, ring.nodes, width).max(initial=0)) <= w
-        fits = fits and (ring.transceivers is None or _busiest(stage, one_part, ring, width) <= ring.lasers)
+        fits = fits and (ring.transceivers is None or _busiest(stage, one_part, ring, width) <= ring.senders)
         low, high = (low, middle) if fits else (middle + 1, high)
     some: list[float] = []
     for t in every[low:].tolist():
@@ -542,11 +542,11 @@ def _check_transceivers(stage: Stage, light: Assignment, ring: OpticalRing, name
     stripes = light.stripes
     for end, verb in ((stage.src, "sends"), (stage.dst, "receives")):
         used = np.bincount(light.part * ring.nodes + end, stripes)
-        if ring.transceivers is not None and used.max(initial=0) > ring.lasers:
+        if ring.transceivers is not None and used.max(initial=0) > ring.senders:
             part, node = divmod(int(used.argmax()), ring.nodes)
             raise ScheduleError(
                 f"{name}: node {node} {verb} on {int(used.max())} wavelengths at once in part {part}; "
-                f"it has {ring.lasers} transceivers"
+                f"it has {ring.senders} transceivers"
             )
 
 

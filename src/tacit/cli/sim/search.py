@@ -99,10 +99,10 @@ def _record(rows: list[Rival], place: Place, proof: str, bounds: Bounds) -> dict
 
 
 def _rival(row: Rival) -> dict[str, Any]:
-    told: dict[str, Any] = {"schedule": row.schedule, "stripe": row.stripe}
+    record: dict[str, Any] = {"schedule": row.schedule, "stripe": row.stripe}
     if row.cost is None:
-        return told | {"time_s": None, "refused": row.refused}
-    return told | {"time_s": row.time_s, "stage_count": row.cost.stage_count}
+        return record | {"time_s": None, "refused": row.refused}
+    return record | {"time_s": row.time_s, "stage_count": row.cost.stage_count}
 
 
 def _print(rows: list[Rival], place: Place, proof: str, bounds: Bounds, vector: str) -> None:
