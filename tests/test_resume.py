@@ -198,3 +198,20 @@ def test_dcp_loads_in_another_world_with_the_mean_of_the_memories(ranks, tmp_pat
             assert torch.equal(
                 kept[name], (saved[0][name] + saved[1][name] + saved[2][name] + saved[3][name]) / 4
             )
+
+
+def _loaded_as_it_is(rank, world, path):
+    model, optimizer, handle = _start("ddp")
+    before = own_state(handle)
+    with pytest.raises((CheckpointError, dcp.CheckpointException)) as refused:
+        _load(path, model, optimizer, handle)
+    return str(refused.value), own_state(handle) == before
+
+
+def test_a_handle_that_dcp_loads_as_it_is_refuses_another_world(ranks, tmp_path):
+    ranks.run(4, _saved, str(tmp_path), "save")
+    for rank, (said, unchanged) in enumerate(ranks.run(3, _loaded_as_it_is, str(tmp_path))):
+        assert unchanged and f"rank {rank} of 3 cannot resume from ranks [{rank}] of 4" in said
+        assert "handle.resharded(checkpoint)" in said
+    for said, unchanged in ranks.run(5, _loaded_as_it_is, str(tmp_path)):  # by DCP itself
+        assert unchanged and "Missing key in checkpoint state_dict: tacit.tacit_rank4" in said

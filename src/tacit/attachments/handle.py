@@ -195,9 +195,10 @@ class Handle:
         reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
         try:
             names = reader.read_metadata().state_dict_metadata
-        except OSError as cause:
+        except Exception as cause:  # whatever a storage reader, or the pickle that it reads, fails with
             raise CheckpointError(
-                f"{checkpoint} is no checkpoint of torch.distributed.checkpoint's"
+                f"{checkpoint} is no checkpoint of torch.distributed.checkpoint that can be read ({type(cause).__name__}); "
+                f"give the path that dcp.save wrote to"
             ) from cause
         saved = checkpoints.processes_in(names)
         if not saved:
