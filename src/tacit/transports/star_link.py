@@ -248,7 +248,7 @@ class StarLink:
             port,
             timeout_s=min(_JOIN_S, self._timeout_s),
             greeting_s=_GREETING_S,
-            wanted=lambda: not self._closing and not (self._using and self._down),
+            wanted=lambda: not (self._closing or self._error or (self._using and self._down)),
         )
 
     def _join_with_all(self, terms: Terms, port: int) -> Membership:
@@ -269,13 +269,22 @@ class StarLink:
                 self._check()
                 raise GoneError(str(cause)) from cause
 
-    def _fail(self, error: TacitError) -> None:
-        """What only the user can correct. The others need not wait for a rank that never joins: their meeting will end with it."""
+    def _fail(self, error: ConfigError) -> None:
+        """What only the user can correct: an error on all ranks, since the others would wait for this one."""
         with suppress(RuntimeError):
-            self._store.set(f"down/{self._age}", str(error))
+            self._store.set("failed", f"rank {self._wire.rank}: {error}")
         with self._state:
             self._error = error
             self._state.notify_all()
+
+    def _raise_failure(self) -> None:
+        """What another rank found before anybody had joined."""
+        failure = ""
+        with suppress(RuntimeError):
+            if not self.changes and not self._seats and self._store.check(["failed"]):
+                failure = self._store.get("failed").decode()
+        if failure:
+            raise ConfigError(failure)
 
     def _missing(self, membership: Membership, waited_s: float) -> str:
         text = f"rank {self._wire.rank} has waited {waited_s:.0f} s for a sum"
@@ -323,6 +332,7 @@ class StarLink:
                     return
                 down = self._down and self._using
             try:
+                self._raise_failure()
                 if not down and (why := self._rank_lost()):
                     self._say_down(why)
                     down = True
