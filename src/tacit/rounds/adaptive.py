@@ -33,7 +33,7 @@ MOST_ELEMENTS = 1 << 14  # but never more than saying so many
 
 UNRELATED = 1.0  # meeting.difference() of moves that have nothing to do with each other
 LEARNS = 1 / 16  # a meeting's weight in the running mean
-POWER = 6  # sorted shards show 1.1 to 1.4, equal ones 0.4 to 1: benchmarks/gossip_unequal.py
+POWER = 6  # sorted shards show 1.0 to 1.7, equal ones 0.3 to 0.8: benchmarks/gossip_unequal.py
 LEAST = 1 / 3  # of theta: 4 % of the bytes of every step there
 
 
