@@ -170,7 +170,9 @@ class Book:
                 if self._island is island and delta is not None:
                     island.layers.add(self._moved, layers, delta)
                 after = self.digest(island.snapshot)
-            gained = 0.0 if delta is None else float(delta.double().sum())
+            gained = (
+                None if delta is None else float(delta.double().sum())
+            )  # None: it waits, and holds its model
             self.write(
                 "met", meeting=meeting, peer=peer, middle=self.digest(middle), gained=gained, after=after
             )

@@ -159,7 +159,8 @@ def _meetings(run: Run) -> Iterator[str]:
             (one, a), (two, b) = sides
             if a["middle"] != b["middle"]:
                 yield f"{one.name} and {two.name} came out of meeting {meeting} with different middles"
-            if abs(a["gained"] + b["gained"]) > 1e-3 * (1 + abs(a["gained"])):
+            both_moved = a["gained"] is not None and b["gained"] is not None
+            if both_moved and abs(a["gained"] + b["gained"]) > 1e-3 * (1 + abs(a["gained"])):
                 yield f"{one.name} gained {a['gained']:g} in meeting {meeting}, and {two.name} {b['gained']:g}"
         else:
             life, line = sides[0]

@@ -61,13 +61,13 @@ def pictures(x: Tensor) -> Tensor:
 class Sea:
     """The islands' training: SGD with momentum on each, by one batched pass for all of them."""
 
-    def __init__(self, model: nn.Module, strategy: Strategy, seed: int) -> None:
+    def __init__(self, model: nn.Module, strategy: Strategy, seed: int, world: int = WORLD) -> None:
         self.model, self.named = model, dict(model.named_parameters())
         start = torch.cat([p.detach().reshape(-1) for p in self.named.values()])
         trigger: Trigger = strategy.when  # type: ignore[assignment]
         assert isinstance(strategy.who, Gossip)
         layers = Layers.of(self.named)
-        self.islands = Islands(start.repeat(WORLD, 1), layers, trigger, strategy.what, strategy.who, seed)
+        self.islands = Islands(start.repeat(world, 1), layers, trigger, strategy.what, strategy.who, seed)
         self.velocity = torch.zeros_like(self.islands.models)
         self.gradients = vmap(grad(self._loss), in_dims=(0, 0, 0))
 
@@ -78,14 +78,19 @@ class Sea:
         parts = flat.split([p.numel() for p in self.named.values()])
         return {n: part.view(p.shape) for (n, p), part in zip(self.named.items(), parts, strict=True)}
 
-    def step(self, x: Tensor, y: Tensor, lr: float) -> None:
-        self.velocity.mul_(MOMENTUM).add_(self.gradients(self.islands.models, x, y))
-        self.islands.models.sub_(self.velocity, alpha=lr)
-        self.islands.stepped(lr)
+    def step(self, x: Tensor, y: Tensor, lr: float, ranks: Sequence[int] | None = None) -> None:
+        """A step of these islands (None: all), each with its own batch."""
+        moving = list(range(len(self.velocity)) if ranks is None else ranks)
+        velocity = self.velocity[moving] * MOMENTUM + self.gradients(self.islands.models[moving], x, y)
+        self.velocity[moving] = velocity
+        self.islands.models[moving] -= lr * velocity
+        self.islands.stepped(lr, ranks)
 
-    def accuracy(self, x: Tensor, y: Tensor) -> float:
+    def accuracy(self, x: Tensor, y: Tensor, flat: Tensor | None = None) -> float:
+        """Of this model; of the merged one, if none is given."""
+        flat = self.islands.mean() if flat is None else flat
         with torch.no_grad():
-            found = functional_call(self.model, self.split(self.islands.mean()), (x,))
+            found = functional_call(self.model, self.split(flat), (x,))
         return float((found.argmax(1) == y).float().mean())
 
 

@@ -78,9 +78,9 @@ def _resumed(rank, world, state):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     handle = tacit.attach(model, optimizer, "every / none / gossip")
     handle.load_state_dict(state)
-    loaded = flat(model)
+    loaded, differs = flat(model), handle._attachment._island.differs
     handle.close()
-    return loaded
+    return loaded, differs
 
 
 def test_a_checkpoint_holds_the_ranks_own_model(ranks, tmp_path):
@@ -88,8 +88,12 @@ def test_a_checkpoint_holds_the_ranks_own_model(ranks, tmp_path):
     model = torch.cat([t.reshape(-1) for t in found[0][4]["memory"]["model"].values()])
     assert torch.equal(model, found[0][1])
     assert found[0][4]["round"]["step"] == 4
-    for loaded in ranks.run(2, _resumed, [state for *_, state in found]):
-        assert torch.equal(loaded, model)
+    assert 0 <= found[0][4]["round"]["differs"] <= 2
+    states = [state for *_, state in found]
+    for state in states:
+        state["round"]["differs"] = 1.25
+    for loaded, differs in ranks.run(2, _resumed, states):
+        assert torch.equal(loaded, model) and differs == 1.25
 
 
 def _resumes_late(rank, world, state, folder):
@@ -161,7 +165,8 @@ def test_what_is_not_trained_begins_alike_and_is_merged_too(ranks):
     for begun, _, merged in found:
         assert torch.equal(begun[0], _normed(0)[0].weight) and torch.equal(merged[0], begun[0])
         assert torch.equal(begun[1], torch.ones(16))
-        torch.testing.assert_close(merged[1], sum(own[1] for _, own, _ in found) / 3)
+        by_steps = zip((3, 4, 5), found, strict=True)
+        torch.testing.assert_close(merged[1], sum(steps * own[1] for steps, (_, own, _) in by_steps) / 12)
         assert torch.equal(merged[1], found[0][2][1]) and int(merged[2]) == 3  # counts are the lowest rank's
     assert not torch.equal(found[0][1][1], found[1][1][1])
 
@@ -259,6 +264,43 @@ def test_who_comes_late_takes_the_model_of_one_that_trains_and_its_step(ranks):
     assert any("model of step 5, not from the checkpoint of step 3" in sentence for sentence in told)
 
 
+def _finds_a_silent_peer_first(rank, world):
+    """Rank 1 comes late. What it asks of rank 0 fails at first, and takes longer than a lease."""
+    from tacit.attachments import gossiping
+    from tacit.gossip.frames import PeerError
+    from tacit.gossip.members import LEASE_S
+
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    fetch, asked = gossiping.Peers.fetch, []
+
+    def fails_at_first(peers, address, what, deadline):
+        asked.append(what)
+        if len(asked) == 1:
+            time.sleep(LEASE_S + 0.5)
+            raise PeerError("a peer has said nothing")
+        return fetch(peers, address, what, deadline)
+
+    if rank == 1:
+        gossiping.Peers.fetch, gossiping._ALONE_S = fails_at_first, 1.0
+        dist.barrier()
+    handle = tacit.attach(
+        model, optimizer, "local(1000) / none / gossip", timeout=timedelta(seconds=0.1 if rank == 0 else 30)
+    )
+    if rank == 0:
+        train(model, optimizer, rank, range(3))
+        dist.barrier()
+    dist.barrier()  # rank 1 has its model
+    found = flat(model), handle.step, handle._attachment._members.run
+    handle.close()
+    return found
+
+
+def test_a_peer_that_keeps_a_late_one_waiting_does_not_make_it_begin_a_run_of_its_own(ranks):
+    (model, step, run), (taken, at, also) = ranks.run(2, _finds_a_silent_peer_first)
+    assert torch.equal(model, taken) and (step, run) == (at, also) == (3, 0)
+
+
 def _again(rank, world, store):
     """One run in a store that may have seen others."""
     from tacit.attachments import gossiping
@@ -299,6 +341,9 @@ def _three_steps_alone(rank):
 
 
 def _dies_in_the_merge(rank, world):
+    from tacit.gossip import merge
+
+    merge.RETURN_S = 0.0  # nobody starts it again
     model, handle, own = _three_steps_alone(rank)
     torch.distributed.barrier()
     if rank == 2:  # says that it is ready, and is never heard of again
@@ -322,6 +367,42 @@ def test_one_that_dies_in_a_merge_is_left_out_of_it_by_all(ranks):
     torch.testing.assert_close(merged, (zero + one) / 2)
     mean = (zero + one) / 2
     assert apart == pytest.approx(float((zero - mean).norm() / mean.norm()), rel=1e-4) == also
+
+
+def _slow_and_fast(rank, world, folder):
+    """Rank 0 takes 10 steps and waits in merge(); rank 1 takes 40 more, and meets it."""
+    model = deep(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    path = f"{folder}/{rank}.jsonl"
+    handle = tacit.attach(model, optimizer, "every / none / gossip", records=path)
+    train(model, optimizer, rank, range(10))
+    handle._attachment._peers.wait()
+    dist.barrier()  # both have met, and call nobody any more
+    if rank == 1:
+        _await(lambda: handle._attachment._members.get("merge/1/1/0"))  # rank 0 waits
+        train(model, optimizer, rank, range(10, 50))
+        handle._attachment._peers.wait()
+    handle._attachment._island.gather_in()
+    own, step = flat(model), handle.step
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        handle.merge()
+    handle.close()
+    told = list(records.read(Path(path)))
+    met = [r["step"] for r in told if r["kind"] == "exchange" and r["outcome"] == "met"]
+    shares = [r["shares"] for r in told if r["kind"] == "merge"]
+    return own, flat(model), step, met, shares, [str(w.message) for w in warned]
+
+
+def test_who_waits_in_a_merge_answers_and_holds_its_model_and_models_count_by_their_steps(ranks, tmp_path):
+    zero, one = ranks.run(2, _slow_and_fast, str(tmp_path))
+    assert (zero[2], one[2]) == (10, 50)
+    assert sum(step > 10 for step in one[3]) >= 20  # met rank 0, which waited
+    assert torch.equal(zero[1], one[1])
+    torch.testing.assert_close(zero[1], (10 * zero[0] + 50 * one[0]) / 60)  # rank 0's is as it was
+    for *_, shares, said in (zero, one):
+        assert shares == [{"0": pytest.approx(1 / 6), "1": pytest.approx(5 / 6)}]
+        assert [s for s in said if "weighs models by their steps, of 50: rank 0 with 10" in s]
 
 
 def _not_finite(rank, world):
@@ -374,16 +455,40 @@ handle.close()
 """
 
 
+_SLOW_WORKER = """
+import os, sys, time
+import torch
+sys.path.insert(0, sys.argv[1])
+from toys import deep, flat, train
+import tacit
+
+rank = int(os.environ["RANK"])
+model = deep(seed=rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+handle = tacit.attach(model, optimizer, "adaptive / hush / gossip", records=sys.argv[3])
+print("attached", handle.step, flush=True)
+while handle.step < 30:
+    train(model, optimizer, rank, range(handle.step, handle.step + 1))
+    time.sleep(2.0 if rank == 2 else 0.0)
+print("waits", flush=True)
+handle.merge()
+print(float(flat(model).double().sum()), flush=True)
+handle.close()
+"""
+
+
 class Worker:
     """One rank as a process of its own."""
 
-    def __init__(self, rank: int, port: int, folder: Path, life: int = 1) -> None:
+    def __init__(
+        self, rank: int, port: int, folder: Path, life: int = 1, script: str = _WORKER, world: int = 4
+    ) -> None:
         env = os.environ | {
-            "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "TACIT_STORE": f"127.0.0.1:{port}", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         here = str(Path(__file__).parents[1])
-        words = [sys.executable, "-c", _WORKER, here, f"{folder}/stop", f"{folder}/{rank}-{life}.jsonl"]
+        words = [sys.executable, "-c", script, here, f"{folder}/stop", f"{folder}/{rank}-{life}.jsonl"]
         self.process = subprocess.Popen(
             words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -422,6 +527,27 @@ def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_
         store.close()
     assert len({report["sum"] for report in told}) == 1  # the same bits on all four
     assert all(report["loss"] < 0.9 for report in told)
+
+
+def test_one_that_dies_while_the_others_wait_for_it_comes_back_to_their_model_and_their_merge(tmp_path):
+    from tacit.gossip.members import LEASE_S
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    workers = [Worker(rank, store.port, tmp_path, script=_SLOW_WORKER, world=3) for rank in range(3)]
+    try:
+        assert [worker.line() for worker in workers] == ["attached 0\n"] * 3
+        assert [worker.line() for worker in workers[:2]] == ["waits\n"] * 2
+        workers[2].process.send_signal(signal.SIGKILL)
+        workers[2].process.communicate()
+        time.sleep(LEASE_S + 2)  # the others do not leave when its lease has run out
+        workers[2] = Worker(2, store.port, tmp_path, life=2, script=_SLOW_WORKER, world=3)
+        assert workers[2].line() == "attached 30\n"
+        told = [worker.end() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+    assert len(set(told)) == 1  # the same bits on all three
 
 
 def _met(path: Path) -> int:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
-from toys import deep, flat, loss_of, train
+from toys import deep, flat, loss_of, own_state, train
 
 import tacit
 from tacit.attachments.guard import Watch, checksums, odd_one_out, weighted_sum
@@ -290,7 +290,7 @@ def _steps(rank, world):
     model = DDP(deep())
     handle = tacit.attach(model, None, "int8", check_every=3)
     if rank == 1:
-        handle.load_state_dict(handle.state_dict() | {"step": 7})
+        handle.load_state_dict(own_state(handle) | {"step": 7})
     try:
         loss_of(model, rank, 0).backward()
     except TacitError as error:

@@ -1,16 +1,18 @@
 """Two ranks that meet: the mean stays, the distance shrinks, whatever is said."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from tacit.errors import PairingError
 from tacit.gossip.islands import Islands
 from tacit.gossip.layers import Layers
-from tacit.gossip.meeting import meet
+from tacit.gossip.meeting import difference, meet
 from tacit.gossip.partners import Gossip
 from tacit.requests import LocalSlots
 from tacit.rounds import Local
-from tacit.rounds.adaptive import Adaptive, Movement, Wish
+from tacit.rounds.adaptive import UNRELATED, Adaptive, Movement, Wish, learned
 from tacit.strategy import Strategy, parse_codec
 
 CODECS = ("none", "bf16", "int8(block=64)", "int4(block=64)", "ef(int4(block=64))", "thc", "hush")
@@ -132,6 +134,39 @@ def test_a_meeting_costs_no_more_in_a_model_with_one_huge_layer():
     assert Adaptive(0.02).wish(moved(0.0, 0.0, 0.999 * just, sizes=sizes)) is None
 
 
+@pytest.mark.parametrize("codec", ["none", "hush"])
+def test_two_that_meet_see_whether_they_moved_alike_unrelated_or_against_each_other(codec):
+    rng = torch.Generator().manual_seed(5)
+    reference, one, other = (torch.randn(20_000, generator=rng) for _ in range(3))
+    for left, right, expected in ((one, one, 0.0), (one, other, 1.0), (one, -one, 2.0)):
+        memories = LocalSlots(one), LocalSlots(other)
+        low, high = meet(
+            parse_codec(codec), reference + left, reference + right, reference, memories, seed=7, number=1
+        )
+        shown = difference(low.delta, low.middle - reference)
+        assert shown == pytest.approx(expected, abs=0.03)  # of 4 bits: each has its own noise
+        assert difference(high.delta, high.middle - reference) == pytest.approx(shown, abs=1e-5)
+    assert difference(torch.zeros(3), torch.ones(3)) == 0.0
+    assert (
+        difference(torch.full((3,), 1e30), torch.ones(3)) == 0.0
+    )  # beyond float32's squares: not learned from
+
+
+def test_theta_falls_where_two_that_meet_pull_against_each_other_and_only_there():
+    rule = Adaptive(0.06)
+    for differs, limit in ((0.0, 0.06), (1.0, 0.06), (1.1, 0.06 / 1.1**6), (1.2009369, 0.02), (2.0, 0.02)):
+        for by, fires in ((1.001 * limit, True), (0.999 * limit, False)):
+            movement = dataclasses.replace(moved(by), differs=differs)
+            assert (rule.wish(movement) is not None) == fires
+
+
+def test_a_rank_needs_some_meetings_to_learn_that_data_differ():
+    differs = UNRELATED
+    for _ in range(16):
+        differs = learned(differs, 1.3)
+    assert 1.15 < differs < 1.3
+
+
 def test_what_remembers_is_refused_among_models_that_remember_anyway():
     with pytest.raises(PairingError, match="leave ef\\(\\) out"):
         Strategy.parse("adaptive / ef(int4(block=64)) / gossip")
@@ -193,6 +228,19 @@ def test_push_moves_the_called_and_pull_the_caller():
         assert torch.equal(found.models[still], before[still])
         torch.testing.assert_close(found.models[went], before.mean(0))
         assert found.sent_nbytes == 4 * 2000
+
+
+def test_an_island_that_waits_holds_its_model_and_those_that_step_move_towards_it():
+    found = islands(Local(1), world=2)
+    found.waiting = {0}
+    found.models[1] += 1.0
+    before = found.models.clone()
+    found.stepped(0.1, [1])
+    assert torch.equal(found.models[0], before[0]) and found.exchanges == 1
+    torch.testing.assert_close(found.models[1], before.mean(0))
+    found.stepped(0.1, [1])
+    assert found.steps == [0, 2]  # a model counts by its steps, and one without any hardly
+    torch.testing.assert_close(found.mean(), (found.models[0] + 2 * found.models[1]) / 3)
 
 
 def test_a_trigger_talks_as_rarely_as_the_models_move():

@@ -36,6 +36,7 @@ from tacit.gossip.refusals import Refusals
 from tacit.gossip.rest import Rest
 from tacit.memory import Run
 from tacit.rounds import Movement, Trigger
+from tacit.rounds.adaptive import UNRELATED
 from tacit.transports import Wire
 
 _ALONE_S = 30.0  # nobody of a run that was on is heard for so long: all of it is gone
@@ -141,7 +142,7 @@ class GossipAttachment:
         Where a run was on and all of it is gone, the next one begins.
         """
         deadline = time.monotonic() + (timeout.total_seconds() if timeout else START_S)
-        members, island = self._members, self._island
+        members, island, before = self._members, self._island, ""
         while True:
             first = members.life == 1 and members.get("begun") is None
             if first and self._rank == 0:
@@ -152,9 +153,12 @@ class GossipAttachment:
             if time.monotonic() > deadline:
                 missing = "rank 0" if first else "another rank that lives"
                 raise TransportError(
-                    f"rank {self._rank} waited for {missing} to take its model from, and {cause}; start it"
+                    f"rank {self._rank} waited for {missing} to take its model from, and {cause}; start it{before}"
                 )
-            members.enter(next_run=not first and not members.live())
+            run = members.run
+            members.enter(next_run=not first and not members.look())
+            if members.run != run and not first:
+                before = f" (of the run that this rank was in, {cause}: it came back too late)"
         members.begin(own)
         self._agreed()
         while first and not members.all_began():
@@ -253,7 +257,9 @@ class GossipAttachment:
 
     def _movement(self, lr: float) -> Movement:
         island = self._island
-        return Movement(self._since, island.moved, island.lengths, island.layers.sizes, lr, island.top_lr)
+        return Movement(
+            self._since, island.moved, island.lengths, island.layers.sizes, lr, island.top_lr, island.differs
+        )
 
     def _refer(self) -> None:
         """From here on the model's change is measured from what it is now."""
@@ -289,10 +295,13 @@ class GossipAttachment:
         return nullcontext()
 
     def merge(self) -> None:
-        """The mean of the models of all that live, once all of them have called it."""
+        """The mean of the models of all that live, by their steps, once all of them have called it."""
         self._peers.wait(self._peers.patience_s)
         try:
-            merge(self._island, self._peers, self._members, self._rank)
+            shares = merge(self._island, self._peers, self._members, self._rank)
+            self._handle.record(
+                "merge", step=self._island.step, shares={str(r): s for r, s in shares.items()}
+            )
         finally:
             self._tell(True)  # also when it failed: the others of the host wait for a word
             self._share(self._island.rest.buffers)
@@ -324,7 +333,8 @@ class GossipAttachment:
         if self._host is None:
             self._island.gather_in()
         self._kept_model().copy_(self._island.snapshot)
-        return {"step": self._island.step, "top_lr": self._island.top_lr}
+        island = self._island
+        return {"step": island.step, "top_lr": island.top_lr, "differs": island.differs}
 
     def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuses what `save` cannot have returned."""
@@ -337,6 +347,10 @@ class GossipAttachment:
     def load(self, state: Mapping[str, Any]) -> None:
         """This rank's model as it was. One that came late to ranks that have come further keeps what it has taken from them."""
         island, step = self._island, int(state["step"])
+        top_lr, differs = (
+            float(state["top_lr"]),
+            float(state.get("differs", UNRELATED)),
+        )  # older ones have none
         if self._came_at > step:
             warnings.warn(
                 f"rank {self._rank} goes on from the others' model of step {self._came_at}, not from the checkpoint of step {step}",
@@ -348,7 +362,7 @@ class GossipAttachment:
                 island.set(self._kept_model())
                 island.start = None
                 self._peers.away = True  # until it steps from here
-            island.step, island.top_lr = step, float(state["top_lr"])
+            island.step, island.top_lr, island.differs = step, top_lr, differs
         self._tell(True)
         self._refer()
 

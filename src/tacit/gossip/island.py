@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from tacit import _core
 from tacit.errors import ConfigError
 from tacit.gossip.layers import Chosen, Layers
+from tacit.gossip.meeting import difference
 from tacit.gossip.rest import Rest
+from tacit.rounds.adaptive import UNRELATED, learned
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Doubt:
     caller: int
     incarnation: str
     layers: Chosen
-    delta: Tensor | None  # of these layers; None: nothing moves here (pull)
+    delta: Tensor | None  # of these layers; None: nothing moves here (pull, or it waits for a merge)
     middle: Tensor
 
 
@@ -56,6 +58,8 @@ class Island:
     lengths: list[float] = field(default_factory=list)  # |reference|^2 by layer
     pairs: dict[int, Pair] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
+    differs: float = UNRELATED  # what meetings have shown of the others' data
+    holds: bool = False  # it waits for a merge: peers move towards this model, and it stays as it is
     met: int = 0  # meetings that moved this model, or in which it was pushed to another
     merges: int = 0  # as counted by all
     offered: Tensor | None = None  # what this rank brings to a merge, while there is one
@@ -184,6 +188,9 @@ class Island:
         """A meeting about `layers` ended well: they move by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
         with self.lock:
             if delta is not None:
+                if (pair := self.pair(peer)) is not None:
+                    common = middle - self.layers.pick(pair.reference, layers)
+                    self.differs = learned(self.differs, difference(delta, common))
                 for layer, part in zip(
                     self.layers.numbers(layers), self.layers.parts(delta, layers), strict=True
                 ):

@@ -1,19 +1,21 @@
 """Many ranks in one process, for experiments with rules: every island has its model, and meets others as its trigger says.
 
-Not a network: nobody is late and nobody dies. What is counted is what has to be said; over sockets push and pull say as much as symmetric
+Not a network: no message is late and nobody dies. Ranks may be of unequal speed: `stepped` takes those that have taken a step, and `waiting`
+holds those that have taken all of theirs. What is counted is what has to be said; over sockets push and pull say as much as symmetric
 meetings do, since both sides speak.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tacit.gossip.layers import Chosen, Layers
-from tacit.gossip.meeting import distance_apart, keeps_reference, meet
+from tacit.gossip.meeting import difference, distance_apart, keeps_reference, meet, merge_weight
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, LocalSlots
-from tacit.rounds.adaptive import Movement, Trigger
+from tacit.rounds.adaptive import UNRELATED, Movement, Trigger, learned
 
 
 @dataclass(slots=True)
@@ -28,6 +30,9 @@ class Islands:
     seed: int = 0
     sent_nbytes: int = 0
     exchanges: int = 0
+    waiting: set[int] = field(default_factory=set)  # for the merge: they answer, and hold their models
+    steps: list[int] = field(init=False)
+    differs: list[float] = field(init=False)  # by rank, what its meetings have shown
     _since: list[int] = field(init=False)
     _references: Tensor = field(init=False)
     _agreed: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -40,23 +45,31 @@ class Islands:
         self._references = self.models.clone()
         self._start = self.models[0].clone()
         self._since = [0] * len(self.models)
+        self.steps = [0] * len(self.models)
+        self.differs = [UNRELATED] * len(self.models)
         self._moved = self._squares(self.models - self._references)
 
-    def stepped(self, lr: float) -> None:
-        """Every island has taken a step; those whose trigger fires call a partner, in an order that changes."""
+    def stepped(self, lr: float, ranks: Sequence[int] | None = None) -> None:
+        """These islands (None: all) have taken a step; those whose trigger fires call a partner, in an order that changes."""
         world = len(self.models)
+        stepped = set(range(world) if ranks is None else ranks)
         self._top_lr = max(self._top_lr, lr)
-        self._since = [since + 1 for since in self._since]
+        for rank in stepped:
+            self.steps[rank] += 1
+            self._since[rank] += 1
         self._moved = self._squares(self.models - self._references)
         lengths = self._squares(self._references)
         first = self._number
         for place in range(world):
             rank = (first + place) % world
+            if rank not in stepped:
+                continue
             if not self._since[rank] and not self.trigger.measures:
                 continue  # somebody called it in this step
             at = Movement(
-                self._since[rank], self._moved[rank], lengths[rank], self.layers.sizes, lr, self._top_lr
-            )
+                self._since[rank], self._moved[rank], lengths[rank], self.layers.sizes, lr, self._top_lr,
+                self.differs[rank],
+            )  # fmt: skip
             if (wish := self.trigger.wish(at)) is None:
                 continue
             peer = self.who.partner(rank, world, self._number, range(world), self.seed)
@@ -78,7 +91,10 @@ class Islands:
         memories = LocalSlots(left), LocalSlots(right)
         low, high = meet(self.codec, left, right, reference, memories, seed=self.seed, number=self._number)
         moves = {pair[0]: low.delta, pair[1]: high.delta}
-        movers = {"symmetric": pair, "push": (called,), "pull": (caller,)}[self.who.mode]
+        shown = difference(low.delta, low.middle - reference)
+        for rank in pair:
+            self.differs[rank] = learned(self.differs[rank], shown)
+        movers = set({"symmetric": pair, "push": (called,), "pull": (caller,)}[self.who.mode]) - self.waiting
         for rank in movers:
             self.layers.add(self.models[rank], layers, moves[rank])
         for rank in {caller, *movers}:  # who pushes has exchanged, too
@@ -99,7 +115,9 @@ class Islands:
             self._moved[rank][layer] = 0.0
 
     def mean(self) -> Tensor:
-        return self.models.mean(0)
+        """What a merge gives to all."""
+        weights = torch.tensor([merge_weight(step) for step in self.steps])
+        return (weights[:, None] * self.models).sum(0) / weights.sum()
 
     def consensus(self) -> float:
         return distance_apart(self.models)

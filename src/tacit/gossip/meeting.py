@@ -9,6 +9,7 @@ Shares add up to the total, so what one gains the other loses and the mean of al
 rank did not manage to say stays in its model: it is said the next time. Without a codec that loses (`none`), w <- (w_i + w_j) / 2.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,25 @@ def meet(
     return outcomes[0], outcomes[1]
 
 
+def difference(delta: Tensor, common: Tensor) -> float:
+    """How two models differ, against how both have moved since they met: |w_i - w_j|^2 / (|w_i - r|^2 + |w_j - r|^2).
+
+    0 if both moved alike, 1 if the moves have nothing to do with each other (noise), 2 if they are opposite. More than 1 means that
+    the data differ: each goes back to where its own data are better. `delta` is what a side moves by, -(w_i - w_j) / 2, and `common` the middle
+    less the reference, so both sides find the same.
+    """
+    apart, alike = float(delta.square().sum()), float(common.square().sum())
+    return 2 * apart / (apart + alike) if 0 < apart < math.inf else 0.0
+
+
 def keeps_reference(codec: Codec) -> bool:
     """Whether two that meet must remember where: a codec that loses nothing says all of a model each time."""
     return str(codec) != "none"
+
+
+def merge_weight(step: int) -> float:
+    """How much a model counts in a merge: as much as the steps behind it. One that is five times slower has learned a fifth."""
+    return float(max(1, step))
 
 
 def distance_apart(models: Tensor) -> float:

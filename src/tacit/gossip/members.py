@@ -131,6 +131,12 @@ class Members:
             held = self._seen.items()
             return {r: a for r, (_, at, a) in held if self.store_lost or now - at < self._lease_s}
 
+    def lost(self, seconds: float) -> list[int]:
+        """Ranks whose lease ran out without their leaving, last renewed less than `seconds` ago: they may be starting again."""
+        now = time.monotonic()
+        with self._lock:
+            return sorted(r for r, (_, at, _) in self._seen.items() if self._lease_s <= now - at < seconds)
+
     def all_began(self) -> bool:
         """Whether every rank has been here, if only for a moment."""
         keys = [self._key(f"{rank}/began") for rank in range(self._world)]

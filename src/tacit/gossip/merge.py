@@ -1,10 +1,15 @@
-"""The merge at the end: all that live get the mean of their models, to the same bits, or keep their own.
+"""The merge at the end: all that live get the mean of their models by steps, to the same bits, or keep their own.
 
+    wait       a rank that waits answers meetings and holds its model: peers that still train move towards it, and it does not move
     agree      all that live say that they are here; the lowest of them writes down who that is, and the first word holds
     bring      each takes the others' models, and adds them up in the same order
     all have   only when everybody has everything does anybody take the mean; if one died meanwhile, those that are left agree again
 
 The store carries the words, sockets the models. A model that is not finite is left out, by all alike; its rank gets the others' mean.
+
+Two rules, chosen by measurement (docs/rounds.md, "Unequal ranks"). Models count by the steps behind them: a rank that is slower and has parted from the
+others is weighed down, but not left out, since it may be the only one that knows its data. And who waits holds: its training is
+over, and a last rank that goes on alone would turn all models to its own data.
 """
 
 import itertools
@@ -17,6 +22,7 @@ from tacit.errors import TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
 from tacit.gossip.line import StoreError
+from tacit.gossip.meeting import merge_weight
 from tacit.gossip.members import Members
 from tacit.gossip.peers import Peers, Shown
 from tacit.gossip.rest import Mean
@@ -24,14 +30,21 @@ from tacit.gossip.rest import Mean
 MERGE_S = 1800.0  # for all that live to call it, and their models to travel: as long as torch's own collectives wait
 STORE_S = 120.0  # without the store
 SAYS_S = 60.0  # then it says for whom it waits
+RETURN_S = 30.0  # for a rank that died to be started again, since it was last seen: it takes the model of one that waits
+LITTLE = 0.5  # of the largest weight: who counts for less is named
 
 
-def merge(island: Island, peers: Peers, members: Members, rank: int) -> None:
-    """The training thread's. Raises TransportError where it does not come about; this rank's model is its own then."""
+def merge(island: Island, peers: Peers, members: Members, rank: int) -> dict[int, float]:
+    """The training thread's. Returns the share of every rank's model in the mean (0: left out).
+
+    Raises TransportError where it does not come about; this rank's model is its own then.
+    """
     deadline, key = time.monotonic() + MERGE_S, f"merge/{island.merges + 1}"
     merging = _Merge(island, peers, members, rank, deadline)
     try:
-        chosen = merging.agree(f"{key}/1")  # who waits here may still be met
+        island.gather_in()
+        island.holds = True
+        chosen = merging.agree(f"{key}/1")  # meanwhile it answers
         peers.settle()
         with peers.apart():
             island.gather_in()
@@ -40,8 +53,9 @@ def merge(island: Island, peers: Peers, members: Members, rank: int) -> None:
             island.start = model
             island.set(model)
             island.rest.take(buffers)
+        return merging.shares()
     finally:
-        island.offered = None
+        island.offered, island.holds = None, False
         island.merges += 1
 
 
@@ -49,10 +63,11 @@ class _Merge:
     def __init__(self, island: Island, peers: Peers, members: Members, rank: int, deadline: float) -> None:
         self._island, self._peers, self._members = island, peers, members
         self._rank, self._deadline = rank, deadline
-        self._missing: list[int] = []  # that live, and have not called it
+        self._missing: list[int] = []  # that live, or died just now, and have not called it
+        self._weights: dict[int, float] = {}
 
     def agree(self, key: str) -> list[int]:
-        """Who takes part: all that live, once all of them are here."""
+        """Who takes part: all that live, once all of them are here, and those that died have had time to come back."""
         for _ in self._turns():
             with suppress(StoreError):
                 self._members.set(f"{key}/{self._rank}", "ready")
@@ -61,6 +76,7 @@ class _Merge:
                 live = sorted([*self._members.look(), self._rank])
                 others = [r for r in live if r != self._rank]
                 self._missing = [r for r in others if not self._members.get(f"{key}/{r}")]
+                self._missing += self._members.lost(RETURN_S)
                 if live[0] == self._rank and not self._missing and not self._members.store_lost:
                     self._members.claim(f"{key}/who", " ".join(map(str, live)))
         if self._members.store_lost:
@@ -76,7 +92,7 @@ class _Merge:
             brought = self._brought(chosen)
             if self._all_have(f"{key}/{attempt}", chosen, brought is not None):
                 assert brought is not None
-                if not brought.count:
+                if not brought.weight:
                     raise TransportError("no rank has a model that is finite; there is nothing to merge")
                 return brought
             chosen = self.agree(f"{key}/{attempt + 1}")
@@ -86,20 +102,32 @@ class _Merge:
 
     def _brought(self, chosen: Sequence[int]) -> Mean | None:
         """The mean of everybody's model, or None where one of them cannot be had any more."""
-        mean = Mean()
+        mean, self._weights = Mean(), {}
         for rank in chosen:
             shown = self._own() if rank == self._rank else self._offer_of(rank)
             if shown is None or shown.model is None:
                 return None
-            if not mean.add(shown.model, shown.buffers):
+            weight = merge_weight(int(shown.words["step"]))
+            if mean.add(shown.model, shown.buffers, weight):
+                self._weights[rank] = weight
+            else:
+                self._weights[rank] = 0.0
                 warnings.warn(
                     f"the model of rank {rank} is not finite: the merge leaves it out", stacklevel=2
                 )
         return mean
 
+    def shares(self) -> dict[int, float]:
+        """What each rank's model counts for; those that count for little are named in a warning."""
+        most, whole = max(self._weights.values()), sum(self._weights.values())
+        if few := {r: weight for r, weight in self._weights.items() if 0 < weight < LITTLE * most}:
+            named = ", ".join(f"rank {r} with {weight:g}" for r, weight in few.items())
+            warnings.warn(f"the merge weighs models by their steps, of {most:g}: {named}", stacklevel=2)
+        return {rank: weight / whole for rank, weight in self._weights.items()}
+
     def _own(self) -> Shown:
         rest = self._island.rest
-        return Shown(self._island.offered, rest.read(rest.tell()), {})
+        return Shown(self._island.offered, rest.read(rest.tell()), {"step": self._island.step})
 
     def _offer_of(self, rank: int) -> Shown | None:
         """What `rank` brings, asked for until it is given or its lease has run out."""

@@ -473,7 +473,8 @@ class Peers:
             known = pair is not None and version == words["refers"]
             layers, deadline = self._agreed(peer, layers, known, deadline)
             result = self._converse(talk, peer, meeting, layers, known, 1, deadline)
-            delta = result.delta if self._who.mode != "pull" else None
+            moves = self._who.mode != "pull" and not self._island.holds
+            delta = result.delta if moves else None
             doubt = Doubt(meeting, peer, words["life"], layers, delta, result.middle)
             self._island.doubts[peer] = doubt
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)

@@ -63,33 +63,34 @@ class Rest:
 
 
 class Mean:
-    """Of models and their buffers, added up in the order in which they come: the same bits wherever that is the same."""
+    """Of models and their buffers by weight, added up in the order in which they come: the same bits wherever that is the same."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.weight = 0.0
         self._model: Tensor | None = None
         self._buffers: list[Tensor] = []
 
-    def add(self, model: Tensor, buffers: Sequence[Tensor]) -> bool:
+    def add(self, model: Tensor, buffers: Sequence[Tensor], weight: float = 1.0) -> bool:
         """Whether the model could be added: one that is not finite would leave nothing of the others."""
         if not bool(model.isfinite().all()):
             return False
         if self._model is None:
-            self._model = model.clone()
+            self._model = weight * model
             self._buffers = [
-                b.to(torch.promote_types(b.dtype, torch.float32)) if _averages(b) else b for b in buffers
+                weight * b.to(torch.promote_types(b.dtype, torch.float32)) if _averages(b) else b
+                for b in buffers
             ]
         else:
-            self._model += model
+            self._model.add_(model, alpha=weight)
             self._buffers = [
-                s + b if _averages(b) else s for s, b in zip(self._buffers, buffers, strict=True)
+                s + weight * b if _averages(b) else s for s, b in zip(self._buffers, buffers, strict=True)
             ]
-        self.count += 1
+        self.weight += weight
         return True
 
     def of_all(self) -> tuple[Tensor, list[Tensor]]:
         assert self._model is not None, "somebody has brought a model"
-        return self._model / self.count, [s / self.count if _averages(s) else s for s in self._buffers]
+        return self._model / self.weight, [s / self.weight if _averages(s) else s for s in self._buffers]
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
