@@ -17,7 +17,7 @@ from aggregator.members import HERE, SECRET, aggregator, joined, some_terms, sum
 from tacit.aggregator import LaneType, UserPlane
 from tacit.aggregator.addresses import parse_address
 from tacit.aggregator.asker import REASONS
-from tacit.aggregator.control import MOST_STRANGERS, Control
+from tacit.aggregator.control import Control
 from tacit.aggregator.membership import Membership, Terms
 from tacit.aggregator.reader import Reader
 from tacit.aggregator.shares import Shares
@@ -591,16 +591,12 @@ def test_a_burst_of_strangers_is_cut_off_down_to_the_newest_and_ranks_come_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tacit.aggregator.control.GREETING_S", 300.0)  # they are not cut off for being slow
+    monkeypatch.setattr("tacit.aggregator.control.MOST_STRANGERS", 64)
     with aggregator() as control, ExitStack() as opened:
         strangers = [opened.enter_context(socket.create_connection(control.address)) for _ in range(300)]
         with joined(control.address, some_terms()) as ranks:
             sum_exactly(ranks, chunks=4, seed=4)
-            until(
-                lambda: (
-                    len(control._strangers) <= MOST_STRANGERS
-                    and len(control._connections) <= MOST_STRANGERS + 3
-                )
-            )
+            until(lambda: len(control._strangers) <= 64 and len(control._connections) <= 64 + len(ranks))
         strangers[0].settimeout(30)
         with suppress(ConnectionError):
             while strangers[0].recv(65536):  # the greeting; then it is cut off
@@ -648,11 +644,10 @@ def test_members_whose_wishes_make_no_sense_are_refused() -> None:
         assert not now.jobs and now.free_slots == 32
 
 
-def test_silent_strangers_cannot_keep_ranks_out() -> None:
+def test_silent_strangers_cannot_keep_ranks_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.aggregator.control.MOST_STRANGERS", 64)
     with aggregator() as control, ExitStack() as opened:
-        silent = [
-            opened.enter_context(socket.create_connection(control.address)) for _ in range(2 * MOST_STRANGERS)
-        ]
+        silent = [opened.enter_context(socket.create_connection(control.address)) for _ in range(2 * 64)]
         with joined(control.address, some_terms()) as ranks:
             assert all(rank.membership.alive for rank in ranks)
         silent[0].settimeout(30)

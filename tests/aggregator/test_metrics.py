@@ -167,7 +167,7 @@ def test_many_slow_readers_keep_nobody_from_health_and_metrics(
 ) -> None:
     monkeypatch.setattr("tacit.aggregator.metrics.REQUEST_S", 60.0)  # they are not cut off for being slow
     with aggregator(metrics=HERE) as control, ExitStack() as opened:
-        for _ in range(3 * MOST_READERS):
+        for _ in range(MOST_READERS + 32):
             slow = opened.enter_context(socket.create_connection(control.metrics_address))
             if how != "say nothing":
                 slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if how == "read nothing" else b"G")

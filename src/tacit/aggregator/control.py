@@ -38,7 +38,9 @@ from tacit.authentication import MOST_ASKED, ForgedError, Message
 from tacit.errors import ConfigError, TacitError, TransportError
 
 MOST_CONNECTIONS = 4096
-MOST_STRANGERS = 64  # of them, those that have proved nothing yet; one more, and the oldest is cut off
+# Of them, those that have proved nothing yet; one more, and the oldest is cut off. asyncio accepts up to 101 before it turns to what
+# others sent: a rank that answers at once must not be the oldest by then.
+MOST_STRANGERS = 512
 GREETING_S = 5.0  # for a stranger to prove something
 MOST_PATIENCE_S = 600.0  # for ranks to wait for the others
 PARTING_S = 5.0  # for a rank to take note that its job is over

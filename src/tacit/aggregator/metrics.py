@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from tacit.aggregator.reading import EVENTS, TAKEN, JobReading, Reading
 from tacit.errors import one_line
 
-MOST_READERS = 16  # at a time; one more, and the oldest is cut off
+MOST_READERS = (
+    128  # at a time; one more, and the oldest is cut off. More than asyncio accepts at a time (101)
+)
 MOST_REQUEST = 1 << 13  # bytes
 REQUEST_S = 5.0  # from the connection to the last byte of the answer
 
