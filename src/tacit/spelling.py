@@ -4,6 +4,7 @@ One limit for its length, and one refusal of an option that is given twice, for 
 """
 
 import ast
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,7 +32,11 @@ def parse_expression(text: str, kind: str, way: str) -> ast.expr:
     """The syntax tree of `name` or `name(option=value)`; `way` ends the sentence of a refusal."""
     check_length(text, kind)
     try:
-        tree = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # `100Mbit` would be a sloppy number to Python, and it would print so
+            tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as cause:
         raise ConfigError(f"{kind} {text!r} cannot be read; {way}") from cause
     for node in ast.walk(tree):

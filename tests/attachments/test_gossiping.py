@@ -348,7 +348,7 @@ def _dies_in_the_merge(rank, world):
     torch.distributed.barrier()
     if rank == 2:  # says that it is ready, and is never heard of again
         attached = handle._attachment
-        attached._members.set("merge/1/1/2", "ready")
+        attached._members.set("merge/1/1/2", "3")
         attached._members._closed.set()
         attached._peers.close()
     torch.distributed.barrier()

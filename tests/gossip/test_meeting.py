@@ -8,7 +8,7 @@ import torch
 from tacit.errors import PairingError
 from tacit.gossip.islands import Islands
 from tacit.gossip.layers import Layers
-from tacit.gossip.meeting import difference, meet
+from tacit.gossip.meeting import difference, meet, merge_weights
 from tacit.gossip.partners import Gossip
 from tacit.requests import LocalSlots
 from tacit.rounds import Local
@@ -268,3 +268,9 @@ def test_islands_say_the_layers_that_have_moved_and_keep_their_mean(codec):
     assert far[1] < 0.25 * far[0]  # 4 bits of what was said
     found.stepped(0.1)
     assert found.exchanges == 1  # nobody has moved since
+
+
+def test_models_count_by_their_steps_and_none_is_all_of_the_mean():
+    assert merge_weights([1000, 1000, 1000, 1000, 200]) == [1000, 1000, 1000, 1000, 200]
+    assert merge_weights([0, 0]) == [1, 1]
+    assert merge_weights([100, 100, 10**18]) == [100, 100, 1600]

@@ -8,7 +8,6 @@ what they all have already can tell them apart in time.
     everyone    waits for `all`;  reads the others' only where they differ
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,10 +18,10 @@ import torch.distributed as dist
 
 from tacit.attachments.handle import timeout_of
 from tacit.errors import PairingError, TransportError
+from tacit.redaction import without_secrets
 from tacit.requests import seed_of
 from tacit.strategy import Strategy
 
-_SECRET = re.compile(r"secret\s*=\s*('[^']*'|\"[^\"]*\"|[^,()\s]*)")
 _DIGEST = 16  # hexadecimal digits
 
 
@@ -40,7 +39,7 @@ class Agreement:
     def __init__(self, ranks: Sequence[int], strategy: Strategy, facts: Sequence[object]):
         self._ranks, self._rank = list(ranks), dist.get_rank()
         self._store = _store_for(self._ranks)
-        text = _SECRET.sub("secret=...", str(strategy))
+        text = without_secrets(str(strategy))
         digest = f"{seed_of(text, *facts):0{_DIGEST}x}"
         self._own = digest + text
         self._late = self._store.check(["all"]) or self._store.check([str(self._rank)])

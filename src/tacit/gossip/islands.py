@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.gossip.layers import Chosen, Layers
-from tacit.gossip.meeting import difference, distance_apart, keeps_reference, meet, merge_weight
+from tacit.gossip.meeting import difference, distance_apart, keeps_reference, meet, merge_weights
 from tacit.gossip.partners import Gossip
 from tacit.requests import Codec, LocalSlots
 from tacit.rounds.adaptive import UNRELATED, Movement, Trigger, learned
@@ -116,7 +116,7 @@ class Islands:
 
     def mean(self) -> Tensor:
         """What a merge gives to all."""
-        weights = torch.tensor([merge_weight(step) for step in self.steps])
+        weights = torch.tensor(merge_weights(self.steps))
         return (weights[:, None] * self.models).sum(0) / weights.sum()
 
     def consensus(self) -> float:

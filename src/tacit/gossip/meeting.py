@@ -10,13 +10,16 @@ rank did not manage to say stays in its model: it is said the next time. Without
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from torch import Tensor
 
 from tacit.requests import Codec, Request, Slots, answer_all, as_heard, turn_for
+
+MOST_WEIGHT = 16.0  # of a model in a merge, against the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,13 @@ def keeps_reference(codec: Codec) -> bool:
     return str(codec) != "none"
 
 
-def merge_weight(step: int) -> float:
-    """How much a model counts in a merge: as much as the steps behind it. One that is five times slower has learned a fifth."""
-    return float(max(1, step))
+def merge_weights(steps: Sequence[int]) -> list[float]:
+    """How much each model counts in a merge: as much as the steps behind it. One that is five times slower has learned a fifth.
+
+    None counts for more than MOST_WEIGHT times the median: a rank whose count of steps is wrong must not be all of the mean.
+    """
+    most = MOST_WEIGHT * max(1.0, median(steps))
+    return [min(most, max(1.0, step)) for step in steps]
 
 
 def distance_apart(models: Tensor) -> float:

@@ -1,7 +1,7 @@
 """The merge at the end: all that live get the mean of their models by steps, to the same bits, or keep their own.
 
     wait       a rank that waits answers meetings and holds its model: peers that still train move towards it, and it does not move
-    agree      all that live say that they are here; the lowest of them writes down who that is, and the first word holds
+    agree      all that live write their steps into the store; the lowest of them writes who takes part, and each one's weight
     bring      each takes the others' models, and adds them up in the same order
     all have   only when everybody has everything does anybody take the mean; if one died meanwhile, those that are left agree again
 
@@ -13,6 +13,7 @@ over, and a last rank that goes on alone would turn all models to its own data.
 """
 
 import itertools
+import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from tacit.errors import TransportError
 from tacit.gossip.frames import PeerError
 from tacit.gossip.island import Island
 from tacit.gossip.line import StoreError
-from tacit.gossip.meeting import merge_weight
+from tacit.gossip.meeting import merge_weights
 from tacit.gossip.members import Members
 from tacit.gossip.peers import Peers, Shown
 from tacit.gossip.rest import Mean
@@ -64,21 +65,24 @@ class _Merge:
         self._island, self._peers, self._members = island, peers, members
         self._rank, self._deadline = rank, deadline
         self._missing: list[int] = []  # that live, or died just now, and have not called it
-        self._weights: dict[int, float] = {}
+        self._weights: dict[int, float] = {}  # as agreed
+        self._left_out: list[int] = []
 
     def agree(self, key: str) -> list[int]:
         """Who takes part: all that live, once all of them are here, and those that died have had time to come back."""
         for _ in self._turns():
             with suppress(StoreError):
-                self._members.set(f"{key}/{self._rank}", "ready")
-                if (told := self._members.get(f"{key}/who")) is not None:
-                    return [int(rank) for rank in told.split()]
+                self._members.set(f"{key}/{self._rank}", f"{self._island.step}")
+                if (found := self._members.get(f"{key}/who")) is not None:
+                    self._weights = {int(rank): weight for rank, weight in json.loads(found).items()}
+                    return list(self._weights)
                 live = sorted([*self._members.look(), self._rank])
-                others = [r for r in live if r != self._rank]
-                self._missing = [r for r in others if not self._members.get(f"{key}/{r}")]
+                steps = {rank: self._members.get(f"{key}/{rank}") for rank in live}
+                self._missing = [rank for rank, step in steps.items() if step is None]
                 self._missing += self._members.lost(RETURN_S)
                 if live[0] == self._rank and not self._missing and not self._members.store_lost:
-                    self._members.claim(f"{key}/who", " ".join(map(str, live)))
+                    weights = merge_weights([int(step or 0) for step in steps.values()])
+                    self._members.claim(f"{key}/who", json.dumps(dict(zip(live, weights, strict=True))))
         if self._members.store_lost:
             raise TransportError("the models cannot be merged: torch's store is gone")
         raise TransportError(
@@ -102,16 +106,13 @@ class _Merge:
 
     def _brought(self, chosen: Sequence[int]) -> Mean | None:
         """The mean of everybody's model, or None where one of them cannot be had any more."""
-        mean, self._weights = Mean(), {}
+        mean, self._left_out = Mean(), []
         for rank in chosen:
             shown = self._own() if rank == self._rank else self._offer_of(rank)
             if shown is None or shown.model is None:
                 return None
-            weight = merge_weight(int(shown.words["step"]))
-            if mean.add(shown.model, shown.buffers, weight):
-                self._weights[rank] = weight
-            else:
-                self._weights[rank] = 0.0
+            if not mean.add(shown.model, shown.buffers, self._weights[rank]):
+                self._left_out.append(rank)
                 warnings.warn(
                     f"the model of rank {rank} is not finite: the merge leaves it out", stacklevel=2
                 )
@@ -119,11 +120,12 @@ class _Merge:
 
     def shares(self) -> dict[int, float]:
         """What each rank's model counts for; those that count for little are named in a warning."""
-        most, whole = max(self._weights.values()), sum(self._weights.values())
-        if few := {r: weight for r, weight in self._weights.items() if 0 < weight < LITTLE * most}:
+        counted = {rank: weight * (rank not in self._left_out) for rank, weight in self._weights.items()}
+        most, whole = max(counted.values()), sum(counted.values())
+        if few := {rank: weight for rank, weight in counted.items() if 0 < weight < LITTLE * most}:
             named = ", ".join(f"rank {r} with {weight:g}" for r, weight in few.items())
             warnings.warn(f"the merge weighs models by their steps, of {most:g}: {named}", stacklevel=2)
-        return {rank: weight / whole for rank, weight in self._weights.items()}
+        return {rank: weight / whole for rank, weight in counted.items()}
 
     def _own(self) -> Shown:
         rest = self._island.rest

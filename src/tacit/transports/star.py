@@ -55,7 +55,9 @@ class Star:
     """
 
     at: str = ""
-    secret: str = field(default="", repr=False, compare=False)  # shown nowhere
+    secret: str = field(
+        default="", repr=False, compare=False, kw_only=True
+    )  # shown nowhere: errors leave out what its name is written beside
     patience: float = 10.0
     mtu: int = 1500
     slots: int = 64
