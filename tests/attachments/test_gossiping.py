@@ -532,21 +532,22 @@ def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_
 def test_one_that_dies_while_the_others_wait_for_it_comes_back_to_their_model_and_their_merge(tmp_path):
     from tacit.gossip.members import LEASE_S
 
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = [Worker(rank, store.port, tmp_path, script=_SLOW_WORKER, world=3) for rank in range(3)]
+    store = StoreServer(("127.0.0.1", 0), "")
+    workers = [Worker(rank, store.address[1], tmp_path, script=_SLOW_WORKER, world=3) for rank in range(3)]
     try:
         assert [worker.line() for worker in workers] == ["attached 0\n"] * 3
         assert [worker.line() for worker in workers[:2]] == ["waits\n"] * 2
         workers[2].process.send_signal(signal.SIGKILL)
         workers[2].process.communicate()
         time.sleep(LEASE_S + 2)  # the others do not leave when its lease has run out
-        workers[2] = Worker(2, store.port, tmp_path, life=2, script=_SLOW_WORKER, world=3)
+        workers[2] = Worker(2, store.address[1], tmp_path, life=2, script=_SLOW_WORKER, world=3)
         assert workers[2].line() == "attached 30\n"
         told = [worker.end() for worker in workers]
     finally:
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
+        store.close()
     assert len(set(told)) == 1  # the same bits on all three
 
 
