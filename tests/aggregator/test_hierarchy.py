@@ -251,7 +251,7 @@ def test_a_job_that_cannot_be_added_up_at_its_parent_is_refused(own, above, word
 def test_the_core_itself_refuses_what_would_lead_it_astray():
     job = some_tree(LaneType.TABLE_U8, (2, 2, 1))[1][1]
     terms = (job.id, job.cookie, job.members, job.lanes, job.elements, 8, 4)
-    good = (PARENT, 9, 1, 3, 1, 16, 4, 5)
+    good = (PARENT, 9, 1, 3, 1, 16, 4, 5, True)
 
     def refused(position, value, quorum=2, table=1):
         upstream = (*good[:position], value, *good[position + 1 :])

@@ -13,7 +13,15 @@ def test_check_as_json_gives_every_finding(capsys):
     assert found["passed"] is True
     errors = [f for f in found["findings"] if f["check"] == "error"]
     assert {f["world"] for f in errors} == {1, 2, 3, 4, 8, 10}
-    assert {f["family"] for f in errors} == {"gauss", "lognormal", "blocky", "identical", "zero"}
+    assert {f["family"] for f in errors} == {
+        "gauss",
+        "lognormal",
+        "blocky",
+        "identical",
+        "windows",
+        "loud",
+        "zero",
+    }
 
 
 def test_check_of_a_users_class_and_its_table(capsys):

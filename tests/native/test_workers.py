@@ -30,7 +30,7 @@ def test_callers_that_share_the_threads_get_their_own_sums() -> None:
 def test_shares_of_many_units_leave_out_none_and_take_none_twice(threads: int) -> None:
     random, numel = np.random.default_rng(threads), 2**22 + 6
     index = random.integers(0, 256, numel // 2, dtype=np.uint8)
-    x, norms = random.standard_normal(2**21, dtype=np.float32), np.ones(2, np.float32)
+    x, norms = random.standard_normal(2**21, dtype=np.float32), np.ones(2, np.float64)
     table = np.arange(16, dtype=np.uint8)
 
     def both(threads: int) -> tuple[bytes, bytes]:

@@ -338,19 +338,18 @@ class GossipAttachment:
 
     def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuses what `save` cannot have returned."""
-        top_lr = state.get("top_lr")
+        top_lr, differs = state.get("top_lr"), state.get("differs", UNRELATED)  # older ones have none
         need(state, "step", is_whole(state.get("step"), 0), "a whole number of at least 0")
         good = isinstance(top_lr, float) and 0 <= top_lr < float("inf")
         need(state, "top_lr", good, "a finite number of at least 0")
+        good = isinstance(differs, float) and 0 <= differs < float("inf")
+        need(state, "differs", good, "a finite number of at least 0")
         need_all(memory, ["model"], self.numels)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """This rank's model as it was. One that came late to ranks that have come further keeps what it has taken from them."""
         island, step = self._island, int(state["step"])
-        top_lr, differs = (
-            float(state["top_lr"]),
-            float(state.get("differs", UNRELATED)),
-        )  # older ones have none
+        top_lr, differs = float(state["top_lr"]), float(state.get("differs", UNRELATED))
         if self._came_at > step:
             warnings.warn(
                 f"rank {self._rank} goes on from the others' model of step {self._came_at}, not from the checkpoint of step {step}",
