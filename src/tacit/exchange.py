@@ -119,9 +119,11 @@ class Exchange:
             return Heard(torch.empty(0))
 
         job = self.submit(talk(), 1, lambda heard: None, group, 0)
+        sent = [request]  # kept until it is answered: on an accelerator another stream reads it
 
         def answer() -> Any:
             self.wait([job])
+            sent.clear()
             return answers[0]
 
         return answer

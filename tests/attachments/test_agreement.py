@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from toys import deep, train
+from toys import deep, flat, loss_of, train
 
 import tacit
 from tacit.attachments.agreement import Agreement
@@ -130,7 +130,7 @@ def test_a_rank_that_does_not_attach_is_named_after_the_time_out(ranks):
 def _again(rank, world):
     """Rank 1 gossips, ends, and comes back with the same and with another strategy; rank 0 has gone on and does not attach again."""
     text = "local(2) / none / gossip"
-    first = Agreement([0, 1], Strategy.parse(text), ["models"])
+    first = Agreement.about([0, 1], Strategy.parse(text), ["models"])
     dist.barrier()
     first.look()
     if rank == 0:
@@ -138,10 +138,10 @@ def _again(rank, world):
     from tacit.attachments import agreement
 
     agreement._attached = (None, None)  # as in a new process
-    Agreement([0, 1], Strategy.parse(text), ["models"]).look()
+    Agreement.about([0, 1], Strategy.parse(text), ["models"]).look()
     agreement._attached = (None, None)
     with pytest.raises(PairingError, match="rank 0 attached .* and rank 1 attached 'local\\(3\\)"):
-        Agreement([0, 1], Strategy.parse("local(3) / none / gossip"), ["models"]).look()
+        Agreement.about([0, 1], Strategy.parse("local(3) / none / gossip"), ["models"]).look()
 
 
 def test_a_gossiping_rank_that_comes_back_is_compared_with_those_that_are_there(ranks):
@@ -158,3 +158,28 @@ def _train(rank, world, text):
 
 def test_ranks_that_agree_train(ranks):
     assert ranks.run(3, _train, "local(2) / none / sharded") == [2, 2, 2]
+
+
+def _one_refuses(rank, world, folder):
+    """Rank 1 cannot write its records; then all try again."""
+    model, found = deep(), None
+    try:
+        tacit.attach(model, None, "int8", records=f"{folder}/file/{rank}" if rank == 1 else None)
+    except TacitError as error:
+        found = type(error).__name__, str(error)
+    handle = tacit.attach(model, None, "int8")
+    loss_of(model, rank, 0).backward()
+    handle.close()
+    return found, flat(model)
+
+
+def test_what_one_rank_refuses_is_known_to_all_at_once_and_the_next_attach_succeeds(ranks, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    found = ranks.run(3, _one_refuses, str(tmp_path), timeout_s=30)
+    for rank, ((kind, text), model) in enumerate(found):
+        assert (
+            kind == ("ConfigError" if rank == 1 else "PairingError")
+            and "name a file that can be written" in text
+        )
+        assert rank == 1 or text.startswith("rank 1 cannot attach: records=")
+        assert torch.equal(model, found[0][1])

@@ -368,3 +368,51 @@ def test_a_watch_sees_parameters_by_themselves_wherever_they_are_moved():
     assert watch.newcomer() == ""
     model[1][0].weight = nn.Parameter(model[1][0].weight.detach().clone())
     assert watch.newcomer() == "1.0.weight"
+
+
+def _thawed_under_ddp(rank, world):
+    """Frozen when attached, but in DDP's buckets: find_unused_parameters lets it be thawed later."""
+    model = DDP(deep(), find_unused_parameters=True)
+    first = next(model.module[0].parameters())
+    first.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tacit.attach(model, optimizer, "int8", check_every=1)
+    train(model, optimizer, rank, range(2))
+    first.requires_grad_(True)
+    train(model, optimizer, rank, range(2, 5))
+    return flat(model)
+
+
+def test_what_ddp_reduces_may_be_thawed(ranks):
+    first, second = ranks.run(2, _thawed_under_ddp)
+    assert torch.equal(first, second)
+
+
+def _uneven(rank, world):
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "local(4) / none", check_every=1)
+    train(model, optimizer, rank, range(9 + rank))  # the second shard of data is longer
+    handle.merge()
+    return flat(model)
+
+
+def test_ranks_that_took_different_numbers_of_steps_merge_at_the_end(ranks):
+    first, second = ranks.run(2, _uneven)
+    assert torch.equal(first, second)
+
+
+def _filled_after_attach(rank, world):
+    with torch.device("meta"):
+        model = deep()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    handle = tacit.attach(model, None, "int8")
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    loss_of(model, rank, 0).backward()
+    return handle.step
+
+
+def test_a_model_of_fsdp2_may_be_made_on_the_meta_device_and_filled_after_attach(ranks):
+    assert ranks.run(2, _filled_after_attach) == [1, 1]

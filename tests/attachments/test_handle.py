@@ -102,6 +102,28 @@ def test_ranks_exchange_on_when_only_the_handle_is_dropped(ranks, kind):
     assert handles == 1 and torch.equal(first, second)
 
 
+def _collected_by_one_rank(rank, world):
+    """Rank 0 finds that a handle was dropped, the others do not; then all attach again, in a group that torch names by counting groups."""
+    group = torch.distributed.new_group([0, 1])
+    gc.disable()
+    model, optimizer = _made("plain")
+    tacit.attach(model, optimizer, KINDS["plain"], group=group)
+    train(model, optimizer, rank, range(2))
+    del model, optimizer
+    if rank == 0:
+        gc.collect()
+    model, optimizer = _made("plain")
+    with tacit.attach(model, optimizer, KINDS["plain"], group=group):
+        train(model, optimizer, rank, range(2))
+    gc.enable()
+    return flat(model)
+
+
+def test_a_rank_that_collects_a_dropped_handle_first_attaches_again_with_the_others(ranks):
+    first, second = ranks.run(2, _collected_by_one_rank, timeout_s=20)
+    assert torch.equal(first, second)
+
+
 # ---- close()
 
 

@@ -9,20 +9,21 @@ what they all have already can tell them apart in time.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch.distributed as dist
 
 from tacit.attachments.handle import timeout_of
-from tacit.errors import PairingError, TransportError
+from tacit.errors import PairingError, TacitError, TransportError
 from tacit.redaction import without_secrets
 from tacit.requests import seed_of
 from tacit.strategy import Strategy
 
 _DIGEST = 16  # hexadecimal digits
+_REFUSED = "refused: "
 
 
 def agree(
@@ -30,25 +31,44 @@ def agree(
 ) -> None:
     """Raises PairingError, on every rank of `group`, unless all of them attach the same strategy to the same model."""
     patience = timeout or timeout_of(group) or dist.default_pg_timeout
-    Agreement(dist.get_process_group_ranks(group), strategy, facts).wait(patience)
+    agreement = Agreement.about(dist.get_process_group_ranks(group), strategy, facts)
+    agreement.wait(patience)
+
+
+@contextmanager
+def refusals_published(ranks: Sequence[int]) -> Iterator[None]:
+    """If this rank refuses to attach before the ranks have compared anything, the others learn it at once: they would wait for it, and
+    its next attach would be compared with their last."""
+    before = _seen(ranks)
+    try:
+        yield
+    except TacitError as refusal:
+        if len(ranks) > 1 and _seen(ranks) == before:
+            Agreement(ranks, f"{_REFUSED}{refusal}", "").leave()
+        raise
 
 
 class Agreement:
     """What the ranks of one group are about to attach. The n-th of a process in this group is compared with the others' n-th."""
 
-    def __init__(self, ranks: Sequence[int], strategy: Strategy, facts: Sequence[object]):
+    def __init__(self, ranks: Sequence[int], text: str, facts: object):
         self._ranks, self._rank = list(ranks), dist.get_rank()
         self._store = _store_for(self._ranks)
-        text = without_secrets(str(strategy))
-        digest = f"{seed_of(text, *facts):0{_DIGEST}x}"
+        digest = f"{seed_of(text, facts):0{_DIGEST}x}"
         self._own = digest + text
         self._late = self._store.check(["all"]) or self._store.check([str(self._rank)])
-        try:
-            strategy.check(len(self._ranks))
-        finally:  # where it raises, it does so on all ranks that attach the same
-            self._store.set(str(self._rank), self._own)
-            if not self._late:
-                self._arrive(digest)
+        if self._late:  # it was started again, and must not leave a note that differs from those it finds
+            self._compare([rank for rank in self._there() if rank != self._rank])
+        self._store.set(str(self._rank), self._own)
+        if not self._late:
+            self._arrive(digest)
+
+    @classmethod
+    def about(cls, ranks: Sequence[int], strategy: Strategy, facts: Sequence[object]) -> Self:
+        """Of ranks that attach `strategy` to a model with these `facts`."""
+        made = cls(ranks, without_secrets(str(strategy)), tuple(facts))
+        strategy.check(len(ranks))  # where it raises, it does so on all ranks that attach the same
+        return made
 
     def _arrive(self, digest: str) -> None:
         alike = self._store.add(digest, 1)
@@ -60,7 +80,8 @@ class Agreement:
         try:
             self._store.wait(["all"], timeout)
         except RuntimeError as cause:  # of every kind of store
-            absent = [rank for rank in self._ranks if not self._store.check([str(rank)])]
+            there = self._there()
+            absent = [rank for rank in self._ranks if rank not in there]
             raise TransportError(
                 f"rank {self._rank} waited {timeout.total_seconds():.0f} s for ranks {absent} to attach {self._own[_DIGEST:]!r}; "
                 f"call attach() on all ranks"
@@ -68,29 +89,38 @@ class Agreement:
         try:
             self.look()
         finally:
-            self._leave()
+            self.leave()
 
     def look(self) -> None:
-        """Raises PairingError if ranks are known to differ; waits for nobody. A rank that was started again compares itself with those it finds."""
-        if self._late or (self._store.check(["all"]) and self._store.get("all") == b"differ"):
-            self._compare([rank for rank in self._ranks if self._store.check([str(rank)])])
+        """Raises PairingError if ranks are known to differ; waits for nobody."""
+        if self._store.check(["all"]) and self._store.get("all") == b"differ":
+            self._compare(self._there())
+
+    def _there(self) -> list[int]:
+        return [rank for rank in self._ranks if self._store.check([str(rank)])]
 
     def _compare(self, ranks: Sequence[int]) -> None:
-        notes = [self._store.get(str(rank)).decode(errors="replace") for rank in ranks]
-        found = next(((r, note) for r, note in zip(ranks, notes, strict=True) if note != notes[0]), None)
-        if found is None:
+        """Raises PairingError unless the notes of `ranks`, and this rank's own, are the same."""
+        notes = {rank: self._store.get(str(rank)).decode(errors="replace") for rank in ranks}
+        notes = dict(sorted((notes | {self._rank: self._own}).items()))
+        texts = {rank: note[_DIGEST:] for rank, note in notes.items()}
+        refused = next((rank for rank, text in texts.items() if text.startswith(_REFUSED)), None)
+        if refused is not None:
+            raise PairingError(f"rank {refused} cannot attach: {texts[refused].removeprefix(_REFUSED)}")
+        first = min(notes)
+        other = next((rank for rank, note in notes.items() if note != notes[first]), None)
+        if other is None:
             return
-        (first, (other, note)), own = (ranks[0], found), notes[0]
-        if note[_DIGEST:] != own[_DIGEST:]:
+        if texts[other] != texts[first]:
             raise PairingError(
-                f"rank {first} attached {own[_DIGEST:]!r} and rank {other} attached {note[_DIGEST:]!r}; give all ranks one strategy"
+                f"rank {first} attached {texts[first]!r} and rank {other} attached {texts[other]!r}; give all ranks one strategy"
             )
         raise PairingError(
-            f"rank {first} and rank {other} attached {own[_DIGEST:]!r} to different models, kinds of module, bucket sizes, seeds or "
+            f"rank {first} and rank {other} attached {texts[first]!r} to different models, kinds of module, bucket sizes, seeds or "
             f"check_every; build the same model on all ranks"
         )
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """The last to leave removes the keys: they would be found by who uses the store again."""
         with suppress(RuntimeError):
             if self._store.add("left", 1) == len(self._ranks):
@@ -115,3 +145,9 @@ def _store_for(ranks: Sequence[int]) -> Any:
     _attached[1][tuple(ranks)] += 1
     own = store.clone() if hasattr(store, "clone") else store  # a wait must not block the process's others
     return c10d.PrefixStore(f"tacit/attach/{seed_of(*ranks):x}/{_attached[1][tuple(ranks)]}", own)
+
+
+def _seen(ranks: Sequence[int]) -> int:
+    """How many attachments this process has compared in this group."""
+    store = dist.distributed_c10d._get_default_store() if ranks else None
+    return _attached[1][tuple(ranks)] if ranks and _attached[0] is store else 0

@@ -56,7 +56,9 @@ def attach_ddp(
             f"build DDP(model) again"
         )
     with left_on_failure(open_wire(handle.strategy, ddp.process_group, timeout)) as wire:
-        guard = Guard(handle, Watch(ddp), weak_parameters(reduced), check_every, buckets[0].device)
+        guard = Guard(
+            handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
+        )
         attachment = DdpAttachment(handle, ddp, wire, buckets, guard)
         try:
             ddp.register_comm_hook(attachment, _hook)

@@ -206,12 +206,12 @@ class FsdpAttachment:
             for module in frozen:  # thawed on one rank alone, they would send what nobody waits for
                 module.set_custom_reduce_scatter(_Refused(self))
 
-    def begin(self) -> None:
-        """Before anything is sent in a backward pass: ranks compare notes. An accelerator's answer is read one pass later."""
+    def begin(self, device: torch.device) -> None:
+        """Before anything is sent in a backward pass, from `device`: ranks compare notes. An accelerator's answer is read one pass later."""
         if self._begun:
             return
         self._judge()
-        note = self._guard.note()
+        note = self._guard.note(device=device)
         with counted(self.wire, self.handle.stats, "Max", "control"):
             self._asked = note, self._ask(Max(note.sent))
         if self._asked[1].device.type == "cpu":
@@ -270,7 +270,7 @@ class _ReduceScatter(ReduceScatter):
         handle, wire = self._attachment.handle, self._attachment.wire
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
-        self._attachment.begin()
+        self._attachment.begin(input_tensor.device)
         if input_tensor.numel() != self.layout.numel:
             raise ConfigError(
                 f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
@@ -334,7 +334,7 @@ class _Refused(ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        self._attachment.begin()
+        self._attachment.begin(input_tensor.device)
         raise ConfigError("a unit of FSDP2 was unfrozen after attach(); close the handle and attach again")
 
 
@@ -389,7 +389,7 @@ class _AllReduce:
 
     def __call__(self, shard: Tensor) -> None:
         handle, wire = self._attachment.handle, self._attachment.wire
-        self._attachment.begin()
+        self._attachment.begin(shard.device)
         turn = turn_for(
             handle.memory.of(self.layout, shard.device),
             seed=handle.seed,

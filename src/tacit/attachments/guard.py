@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tacit.attachments.handle import Handle
 from tacit.buckets import clean_name
-from tacit.errors import CheckpointError, ConfigError, DivergenceError
+from tacit.errors import CheckpointError, ConfigError, ConformanceError, DivergenceError
 from tacit.exchange import Exchange, Job
 from tacit.requests import Conversation, Gather, Heard, Max, Request, seed_of
 
@@ -36,24 +36,32 @@ class Watch:
     """Notices parameters of `model` that want a gradient since it was attached, or came since. It keeps no module and no parameter alive:
     a parameter's hooks may hold it, in C++, where the garbage collector does not look."""
 
-    def __init__(self, model: nn.Module, *, by_name: bool = False):
-        """`by_name`: where parameters are replaced all the time and only their names stay (FSDP2)."""
+    def __init__(self, model: nn.Module, known: Iterable[nn.Parameter] = (), *, by_name: bool = False):
+        """`known`: frozen parameters that are exchanged all the same. `by_name`: where parameters are replaced all the time and only their
+        names stay (FSDP2); such parameters must not be referred to weakly, torch could not swap them any more."""
         self._model, self._by_name = ref(model), by_name
-        self._known = {self._key(name, p): ref(p) for name, p in model.named_parameters() if p.requires_grad}
+        frozen = {id(parameter) for parameter in known}
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or id(p) in frozen]
+        self._known = {name if by_name else id(p): _weak(None if by_name else p) for name, p in named}
         self._remember(model)
 
-    def _key(self, name: str, parameter: nn.Parameter) -> object:
-        return name if self._by_name else id(parameter)
-
     def _is_known(self, name: str, parameter: nn.Parameter) -> bool:
-        found = self._known.get(self._key(name, parameter))
-        return found is not None and (self._by_name or found() is parameter)
+        if self._by_name:
+            return name in self._known
+        found = self._known.get(id(parameter))
+        return found is not None and found() is parameter
 
     def _remember(self, model: nn.Module) -> None:
-        self._modules = [ref(module) for module in model.modules()]
+        modules = dict(model.named_modules())
+        self._modules = [ref(module) for module in modules.values()]
         self._there = [_weak(found) for found in self._look()]
-        named = model.named_parameters()
-        self._frozen = {name: ref(p) for name, p in named if not self._is_known(name, p)}
+        self._frozen = [
+            (ref(modules[place]), own)
+            for place, _, own in (name.rpartition(".") for name in self._unknown(model))
+        ]
+
+    def _unknown(self, model: nn.Module) -> list[str]:
+        return [name for name, p in model.named_parameters() if not self._is_known(name, p)]
 
     def _look(self) -> list[Any]:
         """All modules, and all parameters or their names: much cheaper than named_parameters(), and done in every step."""
@@ -63,20 +71,23 @@ class Watch:
         children = (module._modules.values() for module in modules)
         return [*chain.from_iterable(children), *chain.from_iterable(owned)]
 
+    def _thawed(self) -> bool:
+        frozen = (
+            (module._parameters.get(own)) for weak, own in self._frozen if (module := weak()) is not None
+        )
+        return any(parameter is not None and parameter.requires_grad for parameter in frozen)
+
     def newcomer(self) -> str:
         """The name of a parameter that is trained but not exchanged; empty if there is none."""
-        frozen = [parameter for weak in self._frozen.values() if (parameter := weak()) is not None]
-        thawed = any(parameter.requires_grad for parameter in frozen)
         now, then = self._look(), [weak() for weak in self._there]
-        if not thawed and len(now) == len(then) and all(map(operator.is_, now, then)):
+        if not self._thawed() and len(now) == len(then) and all(map(operator.is_, now, then)):
             return ""
         return self._search()
 
     def _search(self) -> str:
         if (model := self._model()) is None:
             return ""
-        frozen = [(name, p) for name, weak in self._frozen.items() if (p := weak()) is not None]
-        for name, parameter in (*frozen, *model.named_parameters()):
+        for name, parameter in model.named_parameters():
             if parameter.requires_grad and not self._is_known(name, parameter):
                 return clean_name(name, model)
         self._remember(model)
@@ -148,14 +159,19 @@ class Guard:
         self._handle, self._watch, self._alike, self._every = handle, watch, alike, every
         self._device = device
         self._notes = 0
-        self._checked_at = self._held_at = 0  # steps: of the last check, and of the last one that was right
+        self._checked_at = 0  # the step of the last check,
+        self._held_at: int | None = None  # and of the last one that was right
 
-    def note(self) -> Note:
-        """This rank's note, for a Max with the others'. Nothing waits for the device."""
-        step, newcomer = self._handle.step, self._watch.newcomer()
-        sums = checksums(self._alike(), self._device) if self._alike and self._due(step) else None
-        numbers = [seed_of(newcomer) >> 1 if newcomer else 0, step, 0]
-        own = torch.tensor(numbers, dtype=torch.int64).to(self._device, non_blocking=True)
+    def note(self, *, any_step: bool = False, device: torch.device | None = None) -> Note:
+        """This rank's note, for a Max with the others', on `device`. Nothing waits for the device.
+
+        `any_step`: at the end of a training in which ranks may have taken different numbers of steps.
+        """
+        step, newcomer, device = self._handle.step, self._watch.newcomer(), device or self._device
+        due = bool(self._every) if any_step else self._due(step)
+        sums = checksums(self._alike(), device) if self._alike and due else None
+        numbers = [seed_of(newcomer) >> 1 if newcomer else 0, 0 if any_step else step, 0]
+        own = torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
         if sums is not None:
             own[2] = weighted_sum(sums)
         return Note(newcomer, step, sums, own.view(torch.uint8))
@@ -179,7 +195,7 @@ class Guard:
 
     def _explain(self, own: Note, ask: Callable[[Request], Any]) -> None:
         name = own.newcomer.encode()[:_NAME].ljust(_NAME, b"\0")
-        text = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(self._device)
+        text = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(own.own.device)
         notes = [note.cpu() for note in ask(Gather(torch.cat([own.own, text])))]
         for rank, note in enumerate(notes):
             if bool(note[:8].any()):
@@ -191,21 +207,28 @@ class Guard:
             raise CheckpointError(
                 f"rank {odd} is at step {steps[odd]} and others are at step {_usual(steps)}; load checkpoints of one step on all ranks"
             )
-        assert own.sums is not None, "notes differ in their checksums alone"
-        assert self._alike is not None
+        if own.sums is None or self._alike is None:
+            raise ConformanceError("notes of ranks differ in nothing that they tell; report this as a bug")
         sums = [found.cpu().tolist() for found in ask(Gather(own.sums))]
         raise self._diverged(own.step, sums, list(self._alike()))
 
     def _diverged(self, step: int, sums: Sequence[Sequence[int]], names: Sequence[str]) -> DivergenceError:
         ranks = [odd_one_out(column) for column in zip(*sums, strict=True)]
         odd = [(rank, name) for rank, name in zip(ranks, names, strict=True) if rank is not None]
+        if not odd:
+            raise ConformanceError(
+                "the sum of ranks' checksums differs, and no checksum does; report this as a bug"
+            )
         rank, name = odd[0]
         more = f" and {len(odd) - 1} more parameters" if len(odd) > 1 else ""
         others = "rank 0" if len(sums) == 2 else "most ranks"
+        if self._held_at is None:
+            when = "; they were not seen equal since attach(): start all ranks from one checkpoint"
+        else:
+            when = f", as they did at step {self._held_at}; restart all ranks from a checkpoint of then"
         return DivergenceError(
-            f"step {step}: rank {rank} holds other bits than {others} in {name!r}{more}, and all should hold the same, as they did at "
-            f"step {self._held_at}; restart all ranks from a checkpoint of then, or, where ranks compute on different hardware and may "
-            f"differ by rounding, attach with check_every=0"
+            f"step {step}: rank {rank} holds other bits than {others} in {name!r}{more}, and all should hold the same{when}, or, where "
+            f"ranks compute on different hardware and may differ by rounding, attach with check_every=0"
         )
 
 

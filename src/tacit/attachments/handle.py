@@ -1,5 +1,7 @@
 """What `attach` returns: figures, state and the way out."""
 
+import errno
+import gc
 import os
 import warnings
 import weakref
@@ -269,10 +271,13 @@ class _Resharded:
         self._handle.load_state_dict(state_dict)
 
 
-def _recorder(path: str | Path) -> Recorder:
+def _recorder(path: str | Path) -> Recorder | None:
     try:
         return Recorder(path)
     except OSError as cause:
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):  # costs the records, not the training
+            warnings.warn(f"records={path}: {cause.strerror}; training goes on without records", stacklevel=2)
+            return None
         raise ConfigError(f"records={path}: {cause.strerror}; name a file that can be written") from cause
 
 
@@ -330,8 +335,19 @@ def leave_group(wire: Wire) -> None:
 
 
 def leave_with(owner: object, wire: Wire) -> None:
-    """Frees `wire` when `owner` is dropped, for those who never call close()."""
-    when_dropped(owner, leave_group, wire)
+    """Frees `wire` after `owner` was dropped, for those who never call close(): with the next attach(), see `leave_dropped`."""
+    when_dropped(owner, _DROPPED.append, wire)
+
+
+_DROPPED: list[Wire] = []
+
+
+def leave_dropped() -> None:
+    """Leaves the process groups of handles that were dropped. Ranks collect garbage at different times, and torch counts groups by rank when
+    it names new ones (and NCCL may wait for the others when one is destroyed): so this is done where all ranks come to the same place."""
+    gc.collect()
+    while _DROPPED:
+        leave_group(_DROPPED.pop())
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -105,9 +105,8 @@ class PlainAttachment:
                 self._backward.arrive(name, kept.detach().reshape(-1))
         means = dict(arrived)
         self._backward.finish()
-        device = next(iter(parameters.values())).device
         note = self._guard.note()
-        answer = self.exchange.ask(Max(torch.cat([used.to(device), note.sent])))
+        answer = self.exchange.ask(Max(torch.cat([used.to(note.own.device), note.sent])))
         self._guard.judge(note, answer[len(used) :], self.exchange.ask)
         anywhere = answer[: len(used)].tolist()
         for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
