@@ -15,7 +15,7 @@ from transports.aggregators import SECRET, Aggregator, attached, link_of, strate
 import tacit
 from tacit.errors import ConfigError, PairingError
 from tacit.strategy import Strategy
-from tacit.transports import Star
+from tacit.transports import Star, star_link
 
 EXACT = ("thc", "thc(granularity=255)", "thc(bits=2)", "hush", "ef(hush)")  # 255 x 3 ranks need 16-bit lanes
 FLOATS = ("none", "bf16")
@@ -187,6 +187,41 @@ def test_who_has_the_newest_sum_hands_it_to_those_who_lack_it(ranks, shared):
     expected = ranks.run(3, _train_undisturbed, "thc", 10)
     for (own, changes), other in zip(found, expected, strict=True):
         assert torch.equal(own, other) and changes >= 1
+
+
+def _meet_inside_sums(rank, world, at):
+    """Rank 0 is in a sum when the aggregator goes, rank 1 begins it after the meeting; each sum of four consecutive ones."""
+    from tacit.attachments.handle import leave_group, open_wire
+
+    wire = open_wire(strategy_of("none", at), None, None)
+    link, store = wire.outside, torch.distributed.distributed_c10d._get_default_store()
+    totals = []
+
+    def add():
+        totals.append(Star()._add(wire, torch.full((8,), rank + 1, dtype=torch.int32)).tolist())
+
+    for residue in range(star_link._EVERY):
+        while link._number % star_link._EVERY != residue or not link._using:
+            add()
+            time.sleep(0.002)
+        link._try_s = 0.05  # the next attempt to return is soon
+        if rank == 1:
+            store.wait([f"inside/{residue}"])
+            link._say_down("the test says so")
+            _polls(lambda: not link._using)
+        else:
+            threading.Thread(
+                target=lambda n=residue: (_polls(lambda: link._inside), store.set(f"inside/{n}", "1"))
+            ).start()
+        add()
+    found = len(totals), all(total == [3] * 8 for total in totals), link.changes
+    leave_group(wire)
+    return found
+
+
+def test_ranks_that_met_inside_and_outside_a_sum_agree_on_the_next_announcement(ranks, shared):
+    found = ranks.run(2, _meet_inside_sums, shared.at, timeout_s=30)
+    assert found[0] == found[1] and found[0][1:] == (True, 7)  # gone four times, back three times
 
 
 def test_where_no_aggregator_is_the_process_group_adds(ranks):

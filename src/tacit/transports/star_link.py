@@ -117,6 +117,7 @@ class StarLink:
         self._inside = False  # the wire's thread talks to the aggregator
         self._age = 0  # the attempt to return that succeeded last
         self._number = self._finished = 0  # of sums
+        self._group_from = 0  # the first sum that the process group adds, as the last meeting has found
         self._newest: tuple[Tensor, int] | None = None  # the last sum, and its version as torch counts
         self._waiting: Ask | None = None  # the wire's thread, for this sum
         self._given: Tensor | None = None
@@ -143,7 +144,9 @@ class StarLink:
             self._number += 1
             if ask.kind not in self._kinds:
                 self._kinds.append(ask.kind)
-        if not self._using and self._number % _EVERY == 0:
+            # Not in the first sum after a meeting: ranks that had begun it before do not know of an announcement there.
+            after = not self._using and self._number > self._group_from
+        if after and self._number % _EVERY == 0:
             self._maybe_return()
         total = self._through(ask) if self._using else None
         if total is None:
@@ -379,6 +382,7 @@ class StarLink:
         seats, self._seats = self._seats, {}
         with self._state:
             self._using, self._there = False, 0
+            self._group_from = max(have) + 1
             steady = time.monotonic() - self._since > _STEADY_S
             self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_TRY_S)
             self._next_try = time.monotonic() + self._try_s
@@ -387,7 +391,7 @@ class StarLink:
         self._warned = {_alike(self._why)}
         self._tell(
             f"the aggregator at {address_text(self._control)} is gone ({self._why}); "
-            f"the process group adds from sum {max(have) + 1} on, until it is back"
+            f"the process group adds from sum {self._group_from} on, until it is back"
         )
         _close(seats)
 
