@@ -340,13 +340,20 @@ def test_a_wrong_secret_of_one_rank_is_an_error_of_all(ranks, shared):
 
 def _with_two_faults(rank, world, at, nowhere, late):
     model, optimizer, handle = attached("thc", at, secret="wrong" if rank else SECRET)
+    link = link_of(handle)
     if rank == 0:
-        link_of(handle)._control = ("127.0.0.1", nowhere)
+        link._control = ("127.0.0.1", nowhere)
+    reduce = link._reduce
+
+    def after_the_other(ask):
+        _polls(lambda: rank != late or link._store.check(["failed"]))
+        return reduce(ask)
+
+    link._reduce = after_the_other
     try:
         with handle:
-            time.sleep(rank == late)
             train(model, optimizer, rank, range(1))
-            return link_of(handle).round_about > 0
+            return link.round_about > 0
     except ConfigError as error:
         return str(error)
 
