@@ -4,10 +4,13 @@ import traceback
 
 import pytest
 
+from tacit.codecs import CODECS
 from tacit.errors import ConfigError
-from tacit.redaction import take_secrets, without_secrets
+from tacit.gossip.partners import Gossip
+from tacit.redaction import names_secret, take_secrets, without_secrets
+from tacit.rounds import ROUNDS
 from tacit.strategy import Strategy
-from tacit.transports import Star
+from tacit.transports import SCHEMES, Star
 
 SECRET = "hunter2hunter2"
 WRONG = [
@@ -37,6 +40,31 @@ WRONG = [
     f"every / thc / star(secret='{SECRET}') / sharded",
     f"topk / star(secret='{SECRET}')",
     f"star(secret='{SECRET}')",
+    f"every / thc / star('10.0.0.1:4800', '{SECRET}')",
+    f"every / thc / star('secret', '{SECRET}')",
+    *(
+        f"every / thc / star({wrong})"
+        for wrong in (
+            f"secret:'{SECRET}'",
+            f"secret '{SECRET}'",
+            f"secret=='{SECRET}'",
+            f"secret:='{SECRET}'",
+            f"secret+='{SECRET}'",
+            f"secret=[{SECRET},{SECRET}]",
+            f"secret={{1,{SECRET}}}",
+            f"secret=('a', '{SECRET}')",
+            f"secret='a', '{SECRET}'",
+            f"secret=1, b'{SECRET}' 'x'",
+            f"**{{'secret':'{SECRET}'}}",
+            f'**{{"secret" : "{SECRET}"}}',
+            f"aggregator_secret='{SECRET}'",
+            f"agg_secert='{SECRET}'",
+            f"password='{SECRET}'",
+            f"token='{SECRET}'",
+            f"key='{SECRET}'",
+            f"api_keys='{SECRET}'",
+        )
+    ),
 ]
 
 
@@ -63,12 +91,30 @@ def test_a_strategy_and_its_text_show_no_secret():
     assert SECRET not in f"{strategy} {strategy!r}"
 
 
+def test_a_secret_that_is_a_number_has_to_be_put_between_quotes():
+    with pytest.raises(ConfigError, match="^secret= is a text: put it between quotes$"):
+        Strategy.parse("every / thc / star(secret=1234567812345678)")
+
+
+def test_hosts_may_have_any_name():
+    for at in ("keyserver:4800", "token", "secret.monkey:1"):
+        for text in (f"star(at='{at}', mtu=9000)", f"star('{at}', mtu=9000)", f'star(mtu=9000, at="{at}")'):
+            star = Strategy.parse(f"every / thc / {text}").who
+            assert isinstance(star, Star) and (star.at, star.mtu) == (at, 9000)
+
+
+def test_no_option_but_the_secret_has_a_name_that_is_hidden():
+    makers = {**CODECS, **ROUNDS, **SCHEMES, "gossip": Gossip}
+    options = {name for maker in makers.values() for name in getattr(maker, "__dataclass_fields__", {})}
+    assert {name for name in (*makers, *options) if names_secret(name)} == {"secret"}
+
+
 def test_other_options_are_left_as_they_are():
     for text in (
         "every / int8(block=256) / sharded",
         "braid(levels='5/2 */7')",
         "a == b",
-        "set=1, token=2",
+        "set=1, tone=2",
         "",
     ):
         assert take_secrets(text) == (text, {})

@@ -8,33 +8,48 @@ from typing import Any
 from tacit.errors import ConfigError
 
 SHOWN = "'...'"
-_NAME = re.compile(r"\b(\w+)\s*=\s*(?!=)")
-_QUOTED = (
-    r"(?:[a-zA-Z]{0,2}(?:'''.*?(?:'''|$)|'(?:[^'\\]|\\.)*(?:'|$)|"
-    r'""".*?(?:"""|$)|"(?:[^"\\]|\\.)*(?:"|$))\s*)'
-)
-_VALUE = re.compile(rf"{_QUOTED}+[^,)]*|[^,()'\"]*(?:[('\"].*)?", re.DOTALL)
+_NAMES = ("secret", "password", "token", "key")
+# A text as the value of another option is skipped, so that a host may be called keyserver:4800.
+_NAME = re.compile(r"""(?:=\s*|\(\s*)(?:'[\w.:*/-]*'|"[\w.:*/-]*")(?=\s*[,)])|(?P<name>\w+)""")
+_GIVEN = re.compile(r"\s*=\s*(?!=)")
+_OTHERWISE = re.compile(
+    r"""['"\])}]*(?:\s*[^\w\s'",()\[\]{}]*[:=]+\s*|\s+(?=\S))"""
+)  # `secret: x`, `secret += x`, `'secret': x`
+_QUOTED = r"""(?:[a-zA-Z]{0,2}(?:\'{3}.*?\'{3}|'(?:[^'\\]|\\.)*'|"{3}.*?"{3}|"(?:[^"\\]|\\.)*")\s*)"""
+_LITERAL = re.compile(rf"(?:{_QUOTED}+|\w+\s*)(?=\)|,\s*(?:\w+\s*=|\))|$)", re.DOTALL)
+
+
+def names_secret(name: str) -> bool:
+    """Whether an option of this name may hold a secret: `secret`, `password`, `token`, `key`, a longer name or a misspelling."""
+    words = [name.lower(), *re.split(r"[_-]", name.lower())]
+    return any(
+        any(each in word for each in _NAMES) or get_close_matches(word, _NAMES, cutoff=0.75) for word in words
+    )
 
 
 def without_secrets(text: str) -> str:
-    """`text` as it may be shown: the value of an option whose name is `secret`, or a misspelling of it, is hidden."""
+    """`text` as it may be shown: the value of an option whose name may be that of a secret is hidden."""
     return take_secrets(text)[0]
 
 
 def take_secrets(text: str) -> tuple[str, dict[str, str]]:
     """The text without its secrets, and what was written in their place, by the option's name.
 
-    A quote that is not closed, or a value that is no plain one, hides the rest of the text.
+    What is not `name=`, one closed literal and `)` or the next option hides the rest of the text.
     """
     shown, found, at = "", dict[str, str](), 0
     while option := _NAME.search(text, at):
         shown += text[at : option.end()]
-        at = option.end()
-        if get_close_matches(option[1].lower(), ["secret"], cutoff=0.75):
-            value = _VALUE.match(text, at)
-            assert value is not None, "it also matches nothing"
-            shown, at = shown + SHOWN, value.end()
-            found[option[1]] = value[0].strip()
+        at, name = option.end(), option["name"]
+        if not name or not names_secret(name):
+            continue
+        given = _GIVEN.match(text, at)
+        if not (sign := given or _OTHERWISE.match(text, at)):
+            continue
+        literal = _LITERAL.match(text, sign.end()) if given else None
+        at = literal.end() if literal else len(text)
+        shown += sign[0] + SHOWN
+        found[name] = text[sign.end() : at].strip()
     return shown + text[at:], found
 
 

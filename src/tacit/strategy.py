@@ -175,6 +175,9 @@ def _make(maker: Maker, args: list[Any], options: dict[str, Any], text: str, kin
     try:
         made = maker(*args, **options)
     except TypeError as cause:
-        names = ", ".join(getattr(maker, "__dataclass_fields__", {})) or "none"
+        fields = getattr(maker, "__dataclass_fields__", {})
+        if "secret" in fields:  # it may be what was written without its name
+            text = f"{text.partition('(')[0]}(...)"
+        names = ", ".join(fields) or "none"
         raise ConfigError(f"{kind} {text!r} does not fit its options ({names}): {cause}") from cause
     return made

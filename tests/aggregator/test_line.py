@@ -55,9 +55,31 @@ def test_where_nobody_answers_is_not_the_same_as_where_we_are_not_wanted():
             knock(nobody.getsockname(), SECRET, 0.2)
     with (
         stranger(lambda connection: time.sleep(1.0)) as at,
-        pytest.raises(AbsentError, match="does not answer"),
+        pytest.raises(
+            TransportError, match=r"accepts connections and does not greet .* is it an aggregator"
+        ) as raised,
     ):
         knock(at, SECRET, 0.2)
+    assert not isinstance(raised.value, AbsentError)
+
+
+def test_who_greets_and_then_sends_nothing_is_named_too():
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(HELLO)
+        time.sleep(1.0)
+
+    with stranger(serve) as at, pytest.raises(TransportError, match="greets and does not answer") as raised:
+        knock(at, SECRET, 0.2)
+    assert not isinstance(raised.value, AbsentError)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_who_answers_over_ipv6_is_named_as_over_ipv4():
+    with (
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as silent,
+        pytest.raises(TransportError, match="does not greet"),
+    ):
+        knock(silent.getsockname()[:2], SECRET, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +135,6 @@ def test_a_full_aggregator_says_so_at_once_and_that_is_not_lateness():
 def test_control_that_accepts_and_is_silent_is_given_up_after_the_greeting():
     with stranger(lambda connection: time.sleep(2.0)) as at:
         began = time.monotonic()
-        with pytest.raises(AbsentError, match="within 0.2 s"):
+        with pytest.raises(TransportError, match="does not greet within 0.2 s"):
             Membership(at, SECRET, some_terms(), 0, 4000, timeout_s=60, greeting_s=0.2)
         assert time.monotonic() - began < 30

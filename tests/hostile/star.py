@@ -117,7 +117,8 @@ def _wait_for(holds: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def _attacked_by(serve: Serve, seconds: float, seed: int) -> dict[str, int]:
+def _attacked_by(serve: Serve, seconds: float, seed: int, named: str = "") -> dict[str, int]:
+    """`named` is in exactly one warning, once rank 0 has tried twice."""
     ranks = Ranks()
     try:
         with tempfile.TemporaryDirectory(prefix="tacit-hostile-") as folder:
@@ -127,7 +128,7 @@ def _attacked_by(serve: Serve, seconds: float, seed: int) -> dict[str, int]:
                 stranger = Stranger(aggregator.port, serve, seed)
                 try:
                     time.sleep(seconds)
-                    _wait_for(lambda: stranger.served)
+                    _wait_for(lambda: stranger.served >= (2 if named else 1))
                     Path(folder, "end").touch()
                     found = ranks.results(WORLD)
                 finally:
@@ -137,6 +138,7 @@ def _attacked_by(serve: Serve, seconds: float, seed: int) -> dict[str, int]:
                 assert value["longest_s"] < MOST_STEP_S and not value["using"]
             steps, warnings = found[0][1]["steps"], found[0][1]["warnings"]
             assert 1 <= len(warnings) <= MOST_WARNINGS and not found[1][1]["warnings"], warnings
+            assert not named or sum(named in text for text in warnings) == 1, warnings
             assert all(text.isprintable() and len(text) < 1000 for text in warnings), warnings
             expected = ranks.run(WORLD, _expected, steps)
             assert [value["digest"] for _, value in found] == expected
@@ -191,7 +193,7 @@ def attack_silence(seconds: float, seed: int) -> dict[str, int]:
         while connection.recv(1 << 12):
             pass
 
-    return _attacked_by(serve, seconds, seed)
+    return _attacked_by(serve, seconds, seed, "accepts connections and does not greet")
 
 
 def attack_forged_answers(seconds: float, seed: int) -> dict[str, int]:

@@ -177,3 +177,18 @@ def test_marks_are_evenly_spread_and_the_last_step_is_one() -> None:
 def test_a_mistake_is_one_sentence(table: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Rounds.read(table, "job 1")
+
+
+def test_no_record_holds_the_secret_of_a_strategy(ranks: Any) -> None:
+    pytest.importorskip("sklearn")
+    text = "every / none / star(at='127.0.0.1:1', secret='{}')"
+    table = {
+        "job": "test",
+        "evaluations": 1,
+        "task": "digits",
+        "train_steps": 2,
+        "strategies": [text.format("hunter2hunter2")],
+    }
+    first, _ = ranks.run(2, trained, table)
+    assert [r["configuration"] for r in first if r["kind"] == "rounds"] == [text.format("...")]
+    assert "hunter2" not in json.dumps(first)

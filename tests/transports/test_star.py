@@ -1,11 +1,13 @@
 """Ranks in real processes, an aggregator in another: the bits of `sharded`, whoever dies."""
 
+import logging
 import os
 import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from transports.aggregators import SECRET, Aggregator, attached, link_of, strate
 import tacit
 from tacit.errors import ConfigError, PairingError
 from tacit.strategy import Strategy
-from tacit.transports import Star
+from tacit.transports import Star, star_link
+from tacit.transports.star_link import StarLink
+from tacit.transports.star_seat import Seat
 
 EXACT = ("thc", "thc(granularity=255)", "thc(bits=2)", "hush", "ef(hush)")  # 255 x 3 ranks need 16-bit lanes
 FLOATS = ("none", "bf16")
@@ -189,6 +193,51 @@ def test_who_has_the_newest_sum_hands_it_to_those_who_lack_it(ranks, shared):
         assert torch.equal(own, other) and changes >= 1
 
 
+def _meet_inside_sums(rank, world, at):
+    """Rank 0 is in a sum when the aggregator goes, rank 1 begins it after the meeting; each sum of four consecutive ones."""
+    from tacit.attachments.handle import leave_group, open_wire
+
+    handler, warnings = logging.Handler(logging.WARNING), []
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("tacit").addHandler(handler)
+    wire = open_wire(strategy_of("none", at), None, None)
+    link, store = wire.outside, torch.distributed.distributed_c10d._get_default_store()
+    totals = []
+
+    def add():
+        totals.append(Star()._add(wire, torch.full((8,), rank + 1, dtype=torch.int32)).tolist())
+
+    for residue in range(star_link._EVERY):
+        while link._number % star_link._EVERY != residue or not link._using:
+            add()
+            time.sleep(0.002)
+        link._try_s = 0.05 if residue < 3 else 100.0  # the next attempt to return is soon
+        if rank == 1:
+            store.wait([f"inside/{residue}"])
+            link._say_down("the test says so")
+            _polls(lambda: not link._using)
+        else:
+            threading.Thread(
+                target=lambda n=residue: (_polls(lambda: link._inside), store.set(f"inside/{n}", "1"))
+            ).start()
+        add()
+    found = len(totals), all(total == [3] * 8 for total in totals), link.changes, link._try_s
+    leave_group(wire)
+    return found, warnings
+
+
+def test_ranks_that_met_inside_and_outside_a_sum_agree_on_the_next_announcement(ranks, shared):
+    (found, warnings), (same, _) = ranks.run(2, _meet_inside_sums, shared.at, timeout_s=30)
+    assert found == same and found[1:3] == (True, 7)  # gone four times, back three times
+    assert (
+        found[3] == 200.0
+    )  # no return has lasted a minute: the pause doubles beyond the 30 s of one that is only gone
+    assert [text.partition("is ")[2].split()[0].strip(";") for text in warnings] == [
+        "gone",
+        "back",
+    ]  # once each
+
+
 def test_where_no_aggregator_is_the_process_group_adds(ranks):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -287,6 +336,99 @@ def test_a_wrong_secret_of_one_rank_is_an_error_of_all(ranks, shared):
     (other, waited_s), (own, _) = ranks.run(2, _with_one_wrong_secret, shared.at)
     assert "the secret is not one" in own and other == f"rank 1: {own}"
     assert waited_s < 60  # of the process group's time-out of 120
+
+
+def _with_two_faults(rank, world, at, nowhere, late):
+    model, optimizer, handle = attached("thc", at, secret="wrong" if rank else SECRET)
+    link = link_of(handle)
+    if rank == 0:
+        link._control = ("127.0.0.1", nowhere)
+    reduce = link._reduce
+
+    def after_the_other(ask):
+        _polls(lambda: rank != late or link._store.check(["failed"]))
+        return reduce(ask)
+
+    link._reduce = after_the_other
+    try:
+        with handle:
+            train(model, optimizer, rank, range(1))
+            return link.round_about > 0
+    except ConfigError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_of_two_faults_at_the_first_join_the_first_decides_for_all_ranks(ranks, shared, late):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        found = ranks.run(2, _with_two_faults, shared.at, nobody.getsockname()[1], late, timeout_s=40)
+    if (
+        late == 1
+    ):  # the aggregator was gone, for rank 0, before rank 1 could find out that its secret is wrong
+        assert found == [True, True]
+    else:
+        assert all("the secret is not one" in said for said in found), found
+
+
+# ---- attempts to return, without ranks
+
+
+def _bare_link():
+    """As rank 0 has it while the aggregator is gone: only what an attempt needs, and no thread."""
+    link = StarLink.__new__(StarLink)
+    link._state, link._wire, link._closing = threading.Condition(), SimpleNamespace(rank=0), False
+    link._control, link._secret = ("127.0.0.1", 1), SECRET
+    link._using, link._ready, link._there, link._attempt = False, None, 0, 0
+    link._try_s, link._next_try, link._warned = 0.5, 0.0, set()
+    return link
+
+
+def test_whatever_is_raised_by_a_knock_an_attempt_only_fails(monkeypatch, caplog):
+    def knock(*_):
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr(star_link, "knock", knock)
+    link = _bare_link()
+    link._lead_attempt()
+    assert link._try_s == 1.0 and "does not add for this run yet (too many values" in caplog.text
+
+
+def test_rank_0_tries_again_after_the_store_did_not_answer(monkeypatch, caplog):
+    class Store:
+        def set(self, key, value):
+            if key.startswith("tried/"):
+                raise RuntimeError("the connection was reset")
+
+    monkeypatch.setattr(star_link, "knock", lambda *_: None)
+    link = _bare_link()
+    link._store, link._kinds, link._error = Store(), [], None
+    link._lead_attempt()
+    assert (
+        link._ready is None and not link._there
+    )  # or it would take them for places that are about to be used
+    assert "the store does not answer" in caplog.text and link._next_try > time.monotonic()
+    link._next_try = 0.0
+    link._lead_attempt()
+    assert link._attempt == 2
+
+
+def test_attempts_that_fail_do_not_shorten_the_pause_of_an_aggregator_that_comes_and_goes():
+    link = _bare_link()
+    pauses = []
+    for link._try_s in (0.5, 20.0, 30.0, 240.0):
+        link._fail_attempt("")
+        pauses.append(link._try_s)
+    assert pauses == [1.0, 30.0, 30.0, 240.0]
+
+
+def test_who_did_not_send_is_named_and_no_mtu_is_blamed_for_it():
+    job = SimpleNamespace(data_nbytes=1000, result_nbytes=2000)
+    seat = Seat(None, SimpleNamespace(job=job, rank=0, missing_racks={}), 1500, [4, 5, 6])
+    assert seat.lost_size({1: 1}).startswith(
+        "rank 5 did not send within 2 s; if this repeats, that path may lose"
+    )
+    assert seat.lost_size({0: 1, 1: 1}).startswith("packets of ")
 
 
 def _without_an_address(rank, world):

@@ -43,7 +43,7 @@ def _train(rank, world, at, folder, how):
     if rank == 1 and (relay := Path(folder, "relay")).exists():
         link._control = ("127.0.0.1", int(relay.read_text()))
     with handle:
-        longest_s, after, deadline = 0.0, 0, time.monotonic() + 90
+        longest_s, after, before, deadline = 0.0, 0, 0, time.monotonic() + 90
         for step in range(MOST_STEPS):
             began = time.monotonic()
             train(model, optimizer, rank, range(step, step + 1))
@@ -51,8 +51,9 @@ def _train(rank, world, at, folder, how):
             assert time.monotonic() < deadline, f"{how.name}: {link.changes} changes, {warnings}"
             if step == 5 and rank == 0:
                 Path(folder, "trained").touch()
-            after += Path(folder, "struck").exists()
-            enough = torch.tensor([after >= 5 and how.enough(link)])
+            struck = Path(folder, "struck").exists()
+            after, before = after + struck, before if struck else link.through
+            enough = torch.tensor([after >= 5 and how.enough(link, before)])
             dist.broadcast(enough, 0)
             if enough:
                 break
@@ -185,20 +186,21 @@ class Scene:
         pass
 
 
-def _is_back(link) -> bool:
-    return link._using and link.changes >= 2 and link.through > 0
+def _is_back(link, before) -> bool:
+    """It adds again: more sums than had taken that way when the case had struck."""
+    return link._using and link.changes >= 2 and link.through > before
 
 
-def _is_out(link) -> bool:
+def _is_out(link, before) -> bool:
     """It was tried again since it went, after 1 s, and is not to be tried before another 2 s."""
     return not link._using and link._try_s >= 2.0
 
 
-def _is_through(link) -> bool:
+def _is_through(link, before) -> bool:
     return link._using and link.changes == 0
 
 
-def _went(link) -> bool:
+def _went(link, before) -> bool:
     return link.changes >= 1
 
 
@@ -206,7 +208,7 @@ def _went(link) -> bool:
 class Case:
     name: str
     strike: Callable[[Scene], None]
-    enough: Callable[[object], bool]
+    enough: Callable[[object, int], bool]
     reason: str  # in exactly one warning; empty: there is none at all
     lease_s: float = 10.0
     relayed: bool = False
@@ -234,7 +236,7 @@ CASES = {
     for case in (
         Case("kill", lambda s: s.restart(), _is_back, "is gone"),
         *(_pause_of("the aggregator", seconds) for seconds in PAUSES_S),
-        _pause_of("a rank", 13),
+        *(_pause_of("a rank", seconds) for seconds in PAUSES_S),
         *(_pause_of("a control connection", seconds, scale=seconds != 13) for seconds in PAUSES_S),
         Case("a reset control connection", lambda s: s.relay.reset(), _is_back, "is gone", relayed=True),
         Case("full", lambda s: s.restart(full=True), _is_out, "all 256 slots are in use by 4 jobs"),

@@ -18,7 +18,7 @@ _MOST_WHY = 400  # characters of a refusal
 
 
 class AbsentError(TransportError):
-    """Nobody answers at the address."""
+    """Nobody takes a connection at the address."""
 
 
 class RefusedError(Exception):
@@ -88,8 +88,8 @@ class Line:
         try:
             hello = self._next(timeout_s, _MOST_HELLO)
             if hello is None:
-                raise AbsentError(
-                    f"{address_text(self.control)} does not answer within {timeout_s:.3g} s; is it an aggregator?"
+                raise TransportError(
+                    f"{address_text(self.control)} accepts connections and does not greet within {timeout_s:.3g} s; is it an aggregator?"
                 )
             if hello.get("say") == "refused":
                 raise RefusedError(hello)
@@ -133,7 +133,7 @@ class Line:
 
 
 def knock(control: Address, secret: str, timeout_s: float) -> None:
-    """Returns if control is at the address and knows the secret. AbsentError if nobody answers, else the TacitError that says
+    """Returns if control is at the address and knows the secret. AbsentError if nobody takes the connection, else the TacitError that says
     why it would not let us in."""
     try:
         with contextlib.closing(Line(control, secret, {"say": "status"}, timeout_s)) as line:
@@ -144,7 +144,9 @@ def knock(control: Address, secret: str, timeout_s: float) -> None:
     except RefusedError as refusal:
         raise refusal.error from None
     if answer is None:
-        raise AbsentError(f"{address_text(control)} does not answer within {timeout_s:.3g} s")
+        raise TransportError(
+            f"{address_text(control)} greets and does not answer within {timeout_s:.3g} s; is it an aggregator?"
+        )
 
 
 def _connected(control: Address, timeout_s: float, own_host: str) -> tuple[socket.socket, Address]:
@@ -153,7 +155,7 @@ def _connected(control: Address, timeout_s: float, own_host: str) -> tuple[socke
         connection = socket.create_connection(control, timeout_s, *([(own_host, 0)] if own_host else []))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_SEND_S)
-        host, port = connection.getpeername()
+        host, port = connection.getpeername()[:2]  # of four, with IPv6
         return connection, (host, port)
     except ConnectionRefusedError as cause:
         raise AbsentError(

@@ -104,7 +104,7 @@ class Membership:
 
     `job` is what was granted, `plane` where its packets go. Building it takes until all ranks have come, at most `timeout_s`.
     `job_ranks` are in a whole sum, which are more than the job's if the aggregator has one above it. LateError if others did not
-    come, AbsentError if control did not answer (within `greeting_s`, if that is less), ConfigError for what somebody has to correct.
+    come, TransportError if control did not answer (within `greeting_s`, if that is less), ConfigError for what somebody has to correct.
 
     An aggregator that joins for the `ranks` below it says where its plane is (`own_host`), may stop being `wanted` while it
     waits, and is called (`changed`) from a thread of ours when there is news.

@@ -11,8 +11,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
+from typing import Never
 
 from tacit.errors import TacitError
+from tacit.redaction import names_secret, without_secrets
 
 VERBS = {
     "demo": "tacit.cli.demo",
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What a verb returns is its own. With TACIT_DEBUG=1 a bug ends in its traceback.
     """
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_args(_without_secrets(sys.argv[1:] if argv is None else argv))
     try:
         code = int(import_module(VERBS[args.verb]).run(args))
         sys.stdout.flush()
@@ -52,9 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class Parser(argparse.ArgumentParser):
+    """One whose errors quote no secret; its subparsers are of this class too."""
+
+    def error(self, message: str) -> Never:
+        super().error(without_secrets(message))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command, every verb in it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tacit",
         description="Distributed PyTorch training on the network you have, by saying less.",
         epilog="examples:\n  tacit demo --ranks 4\n  tacit sim cost ring --on 'star(rate=10Gbit, latency=5us)' --world 64 --model VGG16",
@@ -65,6 +74,23 @@ def build_parser() -> argparse.ArgumentParser:
     for module in VERBS.values():
         import_module(module).add_parser(subparsers)
     return parser
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """The command line without the values of options whose name is like `--secret`: none of ours takes one, and an error would
+    quote it. --key-file takes a path."""
+    found: list[str] = []
+    hides = False
+    for word in words:
+        name, given, _ = word.partition("=")
+        option = name.lstrip("-").replace("-", "_")
+        secret = name.startswith("-") and names_secret(option) and not "key_file".startswith(option)
+        if hides and not word.startswith("--"):
+            found.append("...")
+        else:
+            found.append(f"{name}=..." if secret and given else word)
+        hides = secret and not given
+    return found
 
 
 def _unexpected(error: Exception) -> str:

@@ -6,8 +6,9 @@
 
 What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md:
 - a block of 1024 samples all of the vector: some of its elements are from each 32nd of it, so that ranks with their
-  energy in different places (experts, embeddings) have equal norms in every block; it has a norm of its own, so that
-  no block is clamped because another one is large, and 10 butterfly stages do instead of 20;
+  energy in different places (experts, embeddings) have similar norms in every block, if those places are no narrower
+  than about a 32nd; it has a norm of its own, so that no block is clamped because another one is large, and 10
+  butterfly stages do instead of 20;
 - M is a mean of the ranks' norms (of fourth powers), not their maximum: one large rank does not coarsen all grids (it is
   clamped a little instead, so hush is not unbiased: it shrinks by 1 %, more where one rank dwarfs the others);
 - a Lloyd-Max table on the integer grid, rounded to the nearest: half the variance of unbiased rounding;
@@ -19,6 +20,8 @@ What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md
 Its limit: all ranks share one scale a block, because only then can anybody add their indices. Where one rank is 10 times as
 large as all others in everything, the others are rounded coarsely: from 7 ranks on int4, which has a scale a rank, has
 less error, with nearest rounding from 3 on (n x NMSE .047 in any world; hush .030, .053, .074, .14 with 4, 8, 13, 64 ranks; thc .059, .108, .163, .53).
+Where each rank is 30 times as large or more in a place of its own that is narrower than about a 32nd of the vector, thc, whose
+rotation spans 2^20 elements, has less error (n x NMSE .020; hush .026 to .035).
 """
 
 from collections.abc import Sequence

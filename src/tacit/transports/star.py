@@ -21,7 +21,7 @@ very first join is a wrong secret or host name an error, since only the user can
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 
@@ -55,15 +55,16 @@ class Star:
     """
 
     at: str = ""
-    secret: str = field(
-        default="", repr=False, compare=False, kw_only=True
-    )  # shown nowhere: errors leave out what its name is written beside
+    _: KW_ONLY
+    secret: str = field(default="", repr=False, compare=False)  # shown nowhere, by no error
     patience: float = 10.0
     mtu: int = 1500
     slots: int = 64
 
     def __post_init__(self) -> None:
-        if not isinstance(self.at, str) or not isinstance(self.secret, str):
+        if not isinstance(self.secret, str):
+            raise ConfigError("secret= is a text: put it between quotes")
+        if not isinstance(self.at, str):
             raise ConfigError(f"at={self.at}: the aggregator's address is a text; {_WAY_OUT}")
         if self.at:
             parse_address(self.at, port=PORT)

@@ -45,7 +45,7 @@ from tacit.aggregator.spec import Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError, TacitError, TransportError
 from tacit.transports.process_group import Wire
-from tacit.transports.star_seat import GoneError, Seat
+from tacit.transports.star_seat import GoneError, Seat, ranks_text
 
 log = logging.getLogger("tacit")
 
@@ -54,11 +54,13 @@ _GREETING_S = 1.0  # for control's first words, which it sends unasked
 _JOIN_S = 5.0  # for all ranks to come, before we look whether they still want to
 _TRY_S, _LONGEST_TRY_S = 0.5, 30.0  # between two attempts to return; doubled with each that fails
 _STEADY_S = 60.0  # in use for so long: the next attempt is early again
+_LONGEST_PAUSE_S = 600.0  # doubled up to this with each return that did not last so long
 _REPORT_S = 20.0  # for all ranks to report how their part of an attempt went
-_MOST_REASONS = 8  # warned of, each time the aggregator goes: a stranger on its port may invent them
+_MOST_REASONS = 8  # warned of, until it is steady again: a stranger on its port may invent them
 _EVERY = 4  # sums from one announcement of rank 0 to the next, while the aggregator is gone
 _GOSSIP_S = 1.0  # control reports within this who is lost
 _FAREWELL_S = 2.0
+_GONE = "gone"  # in the store, where the failure of the very first join would be
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -117,6 +119,7 @@ class StarLink:
         self._inside = False  # the wire's thread talks to the aggregator
         self._age = 0  # the attempt to return that succeeded last
         self._number = self._finished = 0  # of sums
+        self._group_from = 0  # the first sum that the process group adds, as the last meeting has found
         self._newest: tuple[Tensor, int] | None = None  # the last sum, and its version as torch counts
         self._waiting: Ask | None = None  # the wire's thread, for this sum
         self._given: Tensor | None = None
@@ -129,7 +132,7 @@ class StarLink:
         self._there = 0  # rank 0: the attempt in which all ranks have taken theirs
         self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try = _TRY_S, 0.0
-        self._warned: set[str] = set()  # of these reasons, since it went
+        self._warned: set[str] = set()  # of these reasons, since it was last steady
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="tacit-star", daemon=True)
         self._thread.start()
@@ -143,7 +146,9 @@ class StarLink:
             self._number += 1
             if ask.kind not in self._kinds:
                 self._kinds.append(ask.kind)
-        if not self._using and self._number % _EVERY == 0:
+            # Not in the first sum after a meeting: ranks that had begun it before do not know of an announcement there.
+            after = not self._using and self._number > self._group_from
+        if after and self._number % _EVERY == 0:
             self._maybe_return()
         total = self._through(ask) if self._using else None
         if total is None:
@@ -211,9 +216,8 @@ class StarLink:
             try:
                 self._seats[kind] = self._take_seat(kind, self._age, self._join_with_all, self._check)
             except ConfigError as cause:
-                if self.changes or self._seats:
+                if self.changes or self._seats or not self._fail(cause):
                     raise GoneError(str(cause)) from cause
-                self._fail(cause)
                 raise
         return self._seats[kind]
 
@@ -230,7 +234,7 @@ class StarLink:
             membership = join(terms, client.port)
             self._check_whole(membership)
             client.start(membership.job, self._place, membership.plane, segment=membership.segment)
-            seat = Seat(client, membership, self._mtu)
+            seat = Seat(client, membership, self._mtu, self._rack)
             seat.test(check)
             return seat
         except BaseException:
@@ -269,13 +273,22 @@ class StarLink:
                 self._check()
                 raise GoneError(str(cause)) from cause
 
-    def _fail(self, error: ConfigError) -> None:
-        """What only the user can correct: an error on all ranks, since the others would wait for this one."""
-        with suppress(RuntimeError):
-            self._store.set("failed", f"rank {self._wire.rank}: {error}")
+    def _fail(self, error: ConfigError) -> bool:
+        """What only the user can correct: an error on all ranks, since the others would wait for this one. Not if one of them has
+        found the aggregator gone before: it waits for this rank in a meeting."""
+        if self._settle(f"rank {self._wire.rank}: {error}") == _GONE:
+            return False
         with self._state:
             self._error = error
             self._state.notify_all()
+        return True
+
+    def _settle(self, finding: str) -> str:
+        """What the first rank has found that could not join; this one, if it is the first."""
+        try:
+            return str(self._store.compare_set("failed", "", finding).decode())
+        except RuntimeError:
+            return finding
 
     def _raise_failure(self) -> None:
         """What another rank found before anybody had joined."""
@@ -283,7 +296,7 @@ class StarLink:
         with suppress(RuntimeError):
             if not self.changes and not self._seats and self._store.check(["failed"]):
                 failure = self._store.get("failed").decode()
-        if failure:
+        if failure and failure != _GONE:
             raise ConfigError(failure)
 
     def _missing(self, membership: Membership, waited_s: float) -> str:
@@ -295,7 +308,7 @@ class StarLink:
         if not missing:
             racks = ", ".join(map(str, membership.missing_racks))
             return f"{text} that lacks rack {racks}" if racks else text
-        return f"{text} that lacks {_ranks_text(tuple(self._rack[place] for place in missing))}"
+        return f"{text} that lacks {ranks_text(tuple(self._rack[place] for place in missing))}"
 
     # ---- gone, and back ----
 
@@ -313,9 +326,10 @@ class StarLink:
         return next((seat.membership.why for seat in seats if not seat.membership.alive), "")
 
     def _said_down(self) -> bool:
-        key = f"down/{self._age}"
+        with self._state:  # together: the key of an age that is over says nothing of this one
+            using, key = self._using, f"down/{self._age}"
         try:
-            if not self._using or not self._store.check([key]):
+            if not using or not self._store.check([key]):
                 return False
             self._why = self._why or self._store.get(key).decode()
             return True
@@ -360,6 +374,11 @@ class StarLink:
             if self._error:
                 return
             finished, newest = self._finished, self._newest
+        with suppress(RuntimeError):  # whatever brought this rank here, the others have to come too
+            self._store.set(f"down/{self._age}", self._why)
+        if not self.changes:
+            self._settle(_GONE)
+            self._raise_failure()  # of a rank that will not come
         whole = newest is not None and newest[0]._version == newest[1]  # not if a codec wrote into it
         notes = torch.empty(self._wire.world, 2, dtype=torch.int64)
         # From each to each, not round a ring: every rank has to notice one that is dead, not only its neighbours.
@@ -379,15 +398,18 @@ class StarLink:
         seats, self._seats = self._seats, {}
         with self._state:
             self._using, self._there = False, 0
+            self._group_from = max(have) + 1
             steady = time.monotonic() - self._since > _STEADY_S
-            self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_TRY_S)
+            self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_PAUSE_S)
             self._next_try = time.monotonic() + self._try_s
             self.changes += 1
             self._state.notify_all()
-        self._warned = {_alike(self._why)}
+        if steady:
+            self._warned.clear()
         self._tell(
             f"the aggregator at {address_text(self._control)} is gone ({self._why}); "
-            f"the process group adds from sum {max(have) + 1} on, until it is back"
+            f"the process group adds from sum {self._group_from} on, until it is back",
+            self._why,
         )
         _close(seats)
 
@@ -417,7 +439,8 @@ class StarLink:
             self._using, self._down, self._why = True, False, ""
             self.changes += 1
         self._tell(
-            f"the aggregator at {address_text(self._control)} is back; it adds from sum {self._number} on"
+            f"the aggregator at {address_text(self._control)} is back; it adds from sum {self._number} on",
+            "it is back",
         )
 
     # ---- attempts to return, by the watches; training goes on meanwhile ----
@@ -444,7 +467,10 @@ class StarLink:
         if dead:
             self._fail_attempt(dead[0])
         elif time.monotonic() >= self._next_try:
-            why = self._make_attempt()
+            try:
+                why = self._make_attempt()
+            except RuntimeError:
+                why = "the store does not answer"
             if why is None:
                 self._there = self._attempt
             else:
@@ -456,10 +482,10 @@ class StarLink:
             knock(self._control, self._secret, _GREETING_S)
         except AbsentError:
             return ""
-        except (TacitError, OSError) as cause:
-            return str(cause)
+        except Exception as cause:  # whatever it is, training is fine without the aggregator
+            return str(cause) or type(cause).__name__
+        self._store.set(f"try/{self._attempt + 1}", "")  # if that fails, the number is not used up
         self._attempt += 1
-        self._store.set(f"try/{self._attempt}", "")
         own, late = self._take_part(self._attempt)
         if own and not late:
             return own
@@ -508,22 +534,22 @@ class StarLink:
                 lateness = lateness or why
             if self._closing or time.monotonic() > deadline:
                 return (
-                    lateness or f"{_ranks_text(tuple(sorted(waiting)))} did not report within {_REPORT_S:g} s"
+                    lateness or f"{ranks_text(tuple(sorted(waiting)))} did not report within {_REPORT_S:g} s"
                 )
             time.sleep(0.05 if waiting else 0.0)
         return lateness or None
 
     def _fail_attempt(self, why: str) -> None:
-        """One warning a reason; the next attempt comes later than this one did."""
+        """One warning a reason; the next attempt comes no sooner than this one did."""
         self._drop_ready()
-        self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
+        self._try_s = max(self._try_s, min(2 * self._try_s, _LONGEST_TRY_S))
         self._next_try = time.monotonic() + self._try_s
-        new = _alike(why) not in self._warned and len(self._warned) <= _MOST_REASONS
-        if why and new and not self._closing:
-            self._warned.add(_alike(why))
+        if why and not self._closing and len(self._warned) <= _MOST_REASONS:
+            longest_s = max(self._try_s, _LONGEST_TRY_S)
             self._tell(
                 f"the aggregator at {address_text(self._control)} does not add for this run yet ({why}); "
-                f"the process group goes on, and it is tried again every {_LONGEST_TRY_S:g} s or sooner"
+                f"the process group goes on, and it is tried again every {longest_s:g} s or sooner",
+                why,
             )
 
     def _drop_ready(self) -> None:
@@ -531,8 +557,11 @@ class StarLink:
             seats, self._ready = self._ready or {}, None
         _close(seats)
 
-    def _tell(self, sentence: str) -> None:
-        log.log(logging.WARNING if self._wire.rank == 0 else logging.INFO, sentence)
+    def _tell(self, sentence: str, reason: str) -> None:
+        """A warning of rank 0; INFO on the others, and for a reason that was warned of since the aggregator was last steady."""
+        new = _alike(reason) not in self._warned
+        self._warned.add(_alike(reason))
+        log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
 
     # ---- for the wire ----
 
@@ -623,8 +652,3 @@ def _close(seats: dict[Kind, Seat]) -> None:
 def _alike(why: str) -> str:
     """The same text for reasons that differ in numbers only."""
     return re.sub(r"\d+", "#", why)
-
-
-def _ranks_text(ranks: tuple[int, ...]) -> str:
-    numbers = [str(rank) for rank in ranks]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

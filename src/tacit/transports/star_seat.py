@@ -6,7 +6,7 @@ the way that sums take: up, to the aggregator above if there is one, and back as
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ class Seat:
     client: Client
     membership: Membership
     mtu: int
+    ranks: Sequence[int]  # by their places in the job
     _counted: int = 0  # packets
 
     def reduce(
@@ -93,7 +94,11 @@ class Seat:
         if self.membership.rank in missing:
             what = f"packets of {up} bytes do not reach it"
         elif missing:
-            what = f"packets of {up} bytes from other ranks do not reach it"
+            silent = ranks_text([self.ranks[place] for place in sorted(missing)])
+            return (
+                f"{silent} did not send within {_TEST_S:g} s; if this repeats, that path may lose packets of {up} bytes: "
+                f"set star(mtu=...) to what it takes, less than {self.mtu}"
+            )
         elif self.membership.missing_racks:
             what = f"packets of {down} bytes do not pass between it and the aggregator above"
         else:
@@ -144,3 +149,9 @@ class _Sizes:
         self._suspected = results if why else -1
         self._pause_s = _LOOK_S if why else min(2 * self._pause_s, _LONGEST_LOOK_S)
         self._next_s = time.monotonic() + self._pause_s
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2 and 3`."""
+    numbers = [str(rank) for rank in ranks]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -35,6 +35,7 @@ from tacit.lab.jobs.common import (
     timing,
 )
 from tacit.lab.jobs.orders import Order, Replay, replay_check
+from tacit.redaction import without_secrets
 from tacit.sim.workloads import Workload
 
 WARMUP_STEPS = 4  # DDP regroups its buckets after the first step, PowerSGD starts with the third
@@ -212,7 +213,7 @@ def present(order: Order) -> list[Configuration]:
             say(
                 "left_out",
                 job=order.job,
-                configuration=text,
+                configuration=without_secrets(text),
                 why="torch's hook does not run on this process group",
             )
         else:

@@ -37,6 +37,7 @@ from tacit.gossip.partners import Gossip
 from tacit.lab.jobs.common import Network, Progress, arguments, joined, over_ranks, say
 from tacit.lab.jobs.diary import Diary, Mark, marked_steps, together
 from tacit.lab.jobs.orders import Rounds
+from tacit.redaction import without_secrets
 from tacit.strategy import Strategy
 
 ALONE_STEPS = 40
@@ -65,10 +66,11 @@ def run(order: Rounds, network: Network) -> None:
         compute_s = _alone_s(task, min(ALONE_STEPS, order.train_steps), order.step_ms / 1e3)
         for text in order.strategies:
             facts = _figures(order, task, _train(order, task, text, seed, network), network, compute_s)
-            facts = {"job": order.job, "configuration": text, "seed": seed, **facts}
+            shown = without_secrets(text)
+            facts = {"job": order.job, "configuration": shown, "seed": seed, **facts}
             facts |= _against(facts, next((f for f in told if f["seed"] == seed), facts))
             told.append(facts)
-            say("rounds", **facts, over_seeds=_over_seeds([f for f in told if f["configuration"] == text]))
+            say("rounds", **facts, over_seeds=_over_seeds([f for f in told if f["configuration"] == shown]))
 
 
 def _alone_s(task: Task, steps: int, least_s: float) -> float:
@@ -116,7 +118,7 @@ def _train(order: Rounds, task: Task, text: str, seed: int, network: Network) ->
         _multiply(optimizer, times)
     schedule = learning_rates(optimizer, order.train_steps)
     rng = torch.Generator().manual_seed(seed + 1000 * dist.get_rank())
-    progress = Progress(order.job, f"{text}, seed {seed}", order.train_steps)
+    progress = Progress(order.job, f"{without_secrets(text)}, seed {seed}", order.train_steps)
     dist.barrier()
     diary.begin()
     for step in range(1, order.train_steps + 1):
