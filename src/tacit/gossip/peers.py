@@ -144,7 +144,7 @@ class Peers:
         self._rank, self._world, self._seed, self.incarnation = rank, world, seed, incarnation
         self._members, self._tell, self._sent = members, tell, sent
         self._knows = knows or self._is_member
-        self._secret, self._most_move = secret, MOST_TIMES * max(theta, LEAST_THETA)
+        self._secret, self.most_move = secret, MOST_TIMES * max(theta, LEAST_THETA)
         self._refusals = refusals or Refusals(rank)
         self._held = Pace()  # how long meetings take that others lead
         self._meeting = threading.Lock()  # one at a time, as caller or called
@@ -603,7 +603,7 @@ class Peers:
         of_model = math.sqrt(math.fsum(island.lengths)) if layers is not None else math.hypot(*lengths)
         for layer, length, move in zip(numbers, lengths, moves, strict=True):
             elements = min(island.numel, max(LEAST_ELEMENTS, island.layers.sizes[layer]))
-            most = self._most_move * max(length, math.sqrt(elements / island.numel) * of_model)
+            most = self.most_move * max(length, math.sqrt(elements / island.numel) * of_model)
             if not move <= most < math.inf:
                 raise PeerError(
                     f"a meeting with rank {peer} would move layer {layer} by {move:.3g}, of at most {most:.3g}; "
