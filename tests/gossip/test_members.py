@@ -57,7 +57,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
     zero = Members(line, 0, 3, beat_s=3600.0)
     assert set(zero.look()) == {1}
     away.append(True)
-    line.close()  # its connection is lost
+    line._leave(line._clerk)  # its connection is lost
     with pytest.warns(
         UserWarning, match=r"store is gone \(no route to host\): rank 0 goes on with the peers it knows"
     ):

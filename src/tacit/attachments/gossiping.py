@@ -378,8 +378,8 @@ class GossipAttachment:
     def close(self) -> None:
         atexit.unregister(self._at_exit)
         self._hook.remove()
-        self._members.close()
         self._peers.close()
+        self._members.close()
         if self._island.doubts:
             warnings.warn(
                 f"rank {self._rank} leaves with meetings of which it does not know how they ended",
