@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -329,6 +330,26 @@ def test_a_store_serves_one_run_after_another_whether_they_left_or_died(ranks):
     for number, ((start, merged, run), (alike, same, also)) in enumerate(runs):
         assert torch.equal(start, flat(deep(seed=0))) and torch.equal(start, alike)
         assert torch.equal(merged, same) and run == also == number
+
+
+def _cannot_listen(rank, world):
+    from tacit.attachments import gossiping
+
+    def refuse(*_, **__):
+        raise ConfigError("this rank cannot listen")
+
+    real, gossiping.Peers = gossiping.Peers, refuse
+    model = deep(seed=rank)
+    try:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            tacit.attach(model, torch.optim.SGD(model.parameters(), lr=0.05), "every / none / gossip")
+    finally:
+        gossiping.Peers = real
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tacit")]
+
+
+def test_an_attach_that_is_refused_half_way_leaves_no_thread(ranks):
+    assert ranks.run(2, _cannot_listen) == [[], []]
 
 
 def _three_steps_alone(rank, **options):
