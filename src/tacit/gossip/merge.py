@@ -88,7 +88,7 @@ class _Merge:
                 if (found := self._members.get(f"{key}/who")) is not None:
                     agreed = json.loads(found)
                     self._weights = {int(rank): weight for rank, weight in agreed["weights"].items()}
-                    self._most = agreed["most"]
+                    self._most, self._missing = agreed["most"], []
                     return list(self._weights)
                 live = sorted([*self._members.look(), self._rank])
                 ready = {rank: self._members.get(f"{key}/{rank}") for rank in live}
@@ -182,11 +182,9 @@ class _Merge:
             heard = heard if self._members.store_lost else now
             if now - began > warns_after_s:
                 warns_after_s *= 4
-                whom = f"ranks {self._missing}" if self._missing else "the others' models"
-                warnings.warn(
-                    f"rank {self._rank} has waited {now - began:.0f} s for {whom} to merge; all that live must call merge()",
-                    stacklevel=2,
-                )
+                whom = f"ranks {self._missing} to merge; all that live must call merge()"
+                whom = whom if self._missing else "the others' models"
+                warnings.warn(f"rank {self._rank} has waited {now - began:.0f} s for {whom}", stacklevel=2)
             time.sleep(0.02)
 
 
