@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -331,11 +332,31 @@ def test_a_store_serves_one_run_after_another_whether_they_left_or_died(ranks):
         assert torch.equal(merged, same) and run == also == number
 
 
-def _three_steps_alone(rank):
+def _cannot_listen(rank, world):
+    from tacit.attachments import gossiping
+
+    def refuse(*_, **__):
+        raise ConfigError("this rank cannot listen")
+
+    real, gossiping.Peers = gossiping.Peers, refuse
+    model = deep(seed=rank)
+    try:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            tacit.attach(model, torch.optim.SGD(model.parameters(), lr=0.05), "every / none / gossip")
+    finally:
+        gossiping.Peers = real
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tacit")]
+
+
+def test_an_attach_that_is_refused_half_way_leaves_no_thread(ranks):
+    assert ranks.run(2, _cannot_listen) == [[], []]
+
+
+def _three_steps_alone(rank, **options):
     """A rank that has met nobody yet, and its model."""
     model = deep(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip")
+    handle = tacit.attach(model, optimizer, "local(1000) / none / gossip", **options)
     train(model, optimizer, rank, range(3))
     return model, handle, flat(model)
 
@@ -348,7 +369,7 @@ def _dies_in_the_merge(rank, world):
     torch.distributed.barrier()
     if rank == 2:  # says that it is ready, and is never heard of again
         attached = handle._attachment
-        attached._members.set("merge/1/1/2", "3")
+        attached._members.set("merge/1/1/2", "3 1.0")
         attached._members._closed.set()
         attached._peers.close()
     torch.distributed.barrier()
@@ -423,6 +444,44 @@ def test_a_model_that_is_not_finite_is_left_out_of_a_merge_by_all(ranks):
         torch.testing.assert_close(merged, (found[0][0] + found[2][0]) / 2)
         assert torch.equal(merged, found[0][1])
         assert any("model of rank 1 is not finite" in sentence for sentence in said)
+
+
+def _too_long(rank, world, folder):
+    from tacit.gossip import merge
+
+    path = f"{folder}/{rank}.jsonl"
+    model, handle, own = _three_steps_alone(rank, records=path)
+    peers = handle._attachment._peers
+    settle, merge.SAYS_S, merge.MERGE_S = peers.settle, 0.02, 0.0
+
+    def agreed():  # from here on models travel, and only that has a deadline
+        merge.MERGE_S = 60.0
+        settle()
+
+    peers.settle = agreed
+    if rank == 1:
+        with torch.no_grad():
+            model[0][0].weight[0, 0] = 1e30
+        _await(lambda: handle._attachment._members.get("merge/1/1/0"))
+        time.sleep(0.2)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        handle.merge()
+    handle.close()
+    shares = [r["shares"] for r in records.read(Path(path)) if r["kind"] == "merge"]
+    return own, flat(model), [str(w.message) for w in warned], shares
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_model_that_is_finite_and_far_too_long_is_left_out_of_a_merge_by_all(ranks, tmp_path, world):
+    found = ranks.run(world, _too_long, str(tmp_path))
+    good = [own for rank, (own, *_) in enumerate(found) if rank != 1]
+    for _, merged, said, shares in found:
+        torch.testing.assert_close(merged, sum(good) / len(good))
+        assert torch.equal(merged, found[0][1])
+        assert len([s for s in said if "model of rank 1 is too long" in s]) == 1
+        assert shares == [{str(r): 0.0 if r == 1 else 1 / (world - 1) for r in range(world)}]
+    assert any("s for ranks [1] to merge; all that live must call merge()" in s for s in found[0][2])
 
 
 # ---- without a process group: ranks that die and come back

@@ -23,7 +23,11 @@ KINDS = {
     "diloco": "diloco(2) / ef(int4) / sharded",
     "diloco among gradients": "diloco(2, after=9) / ef(int4) / sharded",
     "diloco after gradients": "diloco(2, after=2) / ef(int4) / sharded",
+    "gossip": "every / ef(int4) / gossip",
 }
+ENDS = [
+    (kind, end) for kind in KINDS for end in ("refused", "dropped") if (kind, end) != ("gossip", "dropped")
+]
 
 
 def _made(kind):
@@ -84,8 +88,7 @@ def _again_and_again(rank, world, kind, end, folder):
     return before, after
 
 
-@pytest.mark.parametrize("end", ["refused", "dropped"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "end"), ENDS)
 def test_a_handle_that_was_refused_or_dropped_leaves_no_file_and_no_thread(ranks, tmp_path, kind, end):
     for before, after in ranks.run(2, _again_and_again, kind, end, str(tmp_path)):
         assert before[2] == after[2] == 0

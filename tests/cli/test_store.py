@@ -51,6 +51,20 @@ def test_without_a_secret_it_binds_loopback_and_refuses_anything_else(capsys, mo
     assert "(default 127.0.0.1:29400)" in " ".join(capsys.readouterr().out.split())
 
 
+def test_without_a_secret_it_names_whom_it_serves_and_how_to_serve_others():
+    process = subprocess.Popen(
+        [*TACIT, "store", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,
+        env={name: value for name, value in os.environ.items() if name != "TACIT_SECRET"},
+    )  # fmt: skip
+    try:
+        assert "the store is at 127.0.0.1:" in process.stdout.readline()
+        said = process.stdout.readline()
+        assert "serves loopback only" in said and "export TACIT_SECRET=$(openssl rand -hex 32)" in said
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_secret_that_can_be_guessed_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("TACIT_SECRET", "hello")
     assert main(["store"]) == 2

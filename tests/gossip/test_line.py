@@ -42,6 +42,16 @@ def test_one_that_is_still_connecting_is_not_doubled():
     line.close()
 
 
+def test_a_line_that_was_closed_opens_no_other():
+    opened = []
+    line = Line(lambda: opened.append(1), answer_s=5.0)
+    line.ask(lambda store: store)
+    line.close()
+    with pytest.raises(StoreError, match="has left the store"):
+        line.ask(lambda store: store)
+    assert opened == [1]
+
+
 def test_a_failure_is_renamed_and_the_line_opens_again():
     tries = []
 

@@ -274,3 +274,4 @@ def test_models_count_by_their_steps_and_none_is_all_of_the_mean():
     assert merge_weights([1000, 1000, 1000, 1000, 200]) == [1000, 1000, 1000, 1000, 200]
     assert merge_weights([0, 0]) == [1, 1]
     assert merge_weights([100, 100, 10**18]) == [100, 100, 1600]
+    assert merge_weights([10**18, 100]) == [1600, 100]

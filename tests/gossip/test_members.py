@@ -57,7 +57,7 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
     zero = Members(line, 0, 3, beat_s=3600.0)
     assert set(zero.look()) == {1}
     away.append(True)
-    line.close()  # its connection is lost
+    line._leave(line._clerk)  # its connection is lost
     with pytest.warns(
         UserWarning, match=r"store is gone \(no route to host\): rank 0 goes on with the peers it knows"
     ):
@@ -104,21 +104,64 @@ def test_without_a_secret_nobody_is_called_at_another_machines_address():
 def test_a_life_is_known_by_its_lease_or_by_its_announcement_and_an_old_one_is_not():
     store = dist.HashStore()
     zero, one = member(store, 0), member(store, 1)
-    assert not zero.knows(1, "first")
-    one.announce("first")
+    assert not zero.knows(1, "1-first")
+    one.announce("1-first")
     zero._asked_at.clear()
-    assert zero.knows(1, "first") and not zero.knows(1, "another")
-    one.begin(Address("127.0.0.1", 7, "first"))
+    assert zero.knows(1, "1-first") and not zero.knows(1, "another")
+    one.begin(Address("127.0.0.1", 7, "1-first"))
     zero.look()
     again = member(store, 1)
-    again.announce("second")
-    assert not zero.knows(1, "second")  # the store was asked a moment ago
+    again.announce("2-second")
+    assert not zero.knows(1, "2-second")  # the store was asked a moment ago
     zero._asked_at.clear()
-    assert zero.knows(1, "second") and zero.knows(1, "first")  # which may still live
-    again.begin(Address("127.0.0.1", 8, "second"))
+    assert zero.knows(1, "2-second") and zero.knows(1, "1-first")  # which may still live
+    again.begin(Address("127.0.0.1", 8, "2-second"))
     zero.look()
-    assert zero.knows(1, "second") and not zero.knows(1, "first")
+    assert zero.knows(1, "2-second") and not zero.knows(1, "1-first")
     for each in (zero, again):
+        each.close()
+
+
+def test_an_older_life_displaces_no_newer_one_that_lives():
+    store = dist.HashStore()
+    zero, old, new = (member(store, rank) for rank in (0, 1, 1))
+    old.begin(Address("127.0.0.1", 7, "9-old"))
+    older = store.get("0/1")
+    new.begin(Address("127.0.0.1", 8, "10-new"))
+    assert zero.look()[1].incarnation == "10-new"
+    store.set("0/1", older)  # a process that was stopped for a minute writes its lease again
+    assert zero.look()[1].incarnation == "10-new" and zero.knows(1, "10-new")
+    new.look()
+    assert zero.look()[1].port == 8
+    zero._lease_s = 0.0  # the newer one is silent
+    store.set("0/1", older)
+    zero.look()
+    zero._lease_s = 3600.0
+    assert zero.live()[1].incarnation == "9-old"
+    new.look()
+    assert zero.look()[1].incarnation == "10-new" and not zero.knows(1, "9-old")  # which is over for good now
+    for each in (zero, old, new):
+        each.close()
+
+
+def test_when_the_store_is_back_the_others_have_a_lease_of_time_to_find_it_too():
+    store = dist.HashStore()
+    one = member(store, 1)
+    one.begin(Address("127.0.0.1", 7, "one"))
+    zero = member(store, 0, lease_s=60.0)
+    assert set(zero.look()) == {1}
+    real = zero._swap_leases
+
+    def lost(found):
+        raise RuntimeError("no route to host")
+
+    zero._swap_leases = lost
+    with pytest.warns(UserWarning, match="store is gone"):
+        zero.look()
+    zero._seen = {r: (beat, at - 90.0, where) for r, (beat, at, where) in zero._seen.items()}  # 90 s pass
+    zero._swap_leases = real
+    assert set(zero.look()) == {1} and not zero.store_lost and zero.lost(3600.0) == []
+    for each in (zero, one):
         each.close()
 
 

@@ -2,8 +2,9 @@
 
 import socket
 import time
+import warnings
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -484,6 +485,63 @@ def test_a_caller_that_stops_in_the_middle_holds_the_meeting_no_longer_than_the_
         with peers.apart():
             pass
         talk.close()
+        assert peers._silence_s(None) == pytest.approx(0.5)  # no more for the next that stops
+        peers._held = Pace()
+        assert peers._silence_s(None) == pytest.approx(10.0)  # at most, also before anything was seen
+
+
+def test_who_cannot_begin_a_meeting_in_time_leaves_the_peer_before_that_leaves_it(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.GREETING_S", 0.1)
+    with called() as (_, members), rank_zero(members) as (peers, _, told), peers.apart():
+        peers.wish(Wish("test"))
+        assert peers.wait(SECONDS) and told[0].outcome == "busy"
+
+
+def test_warnings_as_errors_do_not_end_the_thread_that_calls(monkeypatch):
+    with rank_zero({}) as (peers, _, told), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(peers, "_tell", lambda met: warnings.warn("trains alone", stacklevel=1))
+        peers.wish(Wish("test"))
+        assert peers.wait(SECONDS)
+        monkeypatch.setattr(peers, "_tell", told.append)
+        peers.wish(Wish("test"))
+        assert peers.wait(SECONDS) and told[0].outcome == "nobody to call"
+
+
+def test_a_number_that_is_none_is_malformed():
+    with rank_zero({}) as (peers, island, _):
+        talk = call_of(peers)
+        talk.send(frames.CALL, call_words(island, layers=None, meeting=1e999), soon())
+        with pytest.raises(PeerError):
+            talk.receive(soon())
+        talk.close()
+        peers.close()  # waits for the thread that answered
+        assert peers._refusals.counts["malformed"] == 1
+
+
+def test_only_meetings_with_a_common_reference_show_how_data_differ():
+    for known in (False, True):
+        island = Island({"w": nn.Parameter(torch.ones(4))})
+        island.start = torch.ones(4)
+        before = island.differs
+        island.conclude(
+            1, "m", None, torch.full((4,), 5.0), torch.full((4,), 1.5), keep=False, led=True, known=known
+        )
+        assert (island.differs != before) == known
+
+
+def test_readers_pin_no_more_than_two_models(monkeypatch):
+    monkeypatch.setattr("tacit.gossip.peers.FRESH_S", -1.0)  # each would have its own
+    with rank_zero({}) as (peers, _, _), ExitStack() as held:
+        found = [held.enter_context(peers._offered("now")) for _ in range(3)]
+        assert [offered is None for offered in found] == [False, False, True]
+        talk = call_of(peers)
+        talk.send(frames.GET, {"what": "now", "rank": 1, "life": "a"}, soon())
+        assert talk.receive(soon()).kind == frames.BUSY
+        talk.close()
+        held.close()
+        with peers._offered("now") as offered:
+            assert offered is not None
 
 
 def test_readers_that_come_together_share_a_snapshot_and_one_too_many_is_busy(monkeypatch):

@@ -97,6 +97,8 @@ def test_limits_hold_and_the_store_still_answers(monkeypatch):
             store.set("a", "x" * 1000)
         store.set("a", "x" * 100)
         assert store.get("a") == b"x" * 100
+        with pytest.raises(TransportError, match="at most 128 keys"):
+            store._ask({"do": "get", "keys": ["a"] * 129})
 
 
 def test_strangers_are_cut_off_the_oldest_first_and_members_stay(monkeypatch):

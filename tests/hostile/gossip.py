@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import random
 import resource
@@ -294,11 +295,14 @@ numel, files = int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, max(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
 import threading
 from hostile import gossip
+from tacit.gossip import peers as served
 warnings.simplefilter("ignore")
+served.FRESH_S = 0.0  # each reader would have a snapshot of its own
 with gossip.rank_zero(numel) as peers:
     peers._offer("now")
     print(peers.port, flush=True)
     for _ in sys.stdin:
+        peers._island.stepped()
         peak = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmRSS")) >> 10
         print(json.dumps({"mb": peak, "threads": threading.active_count(), **peers._refusals.counts}), flush=True)
 """
@@ -360,7 +364,7 @@ def attack_idle_connections(seconds: float, seed: int) -> dict[str, int]:
 
 
 def attack_unread_models(seconds: float, seed: int) -> dict[str, int]:
-    """25 peers with the secret ask for a model of 40 MB, and do not read it."""
+    """25 peers with the secret ask for a model of 40 MB that is trained meanwhile, and do not read it."""
     held: list[Talk] = []
     with rank_process(10_000_000, 1024) as (port, figures):
         before = figures()["mb"]
@@ -368,9 +372,10 @@ def attack_unread_models(seconds: float, seed: int) -> dict[str, int]:
             for _ in range(25):
                 held.append(talk_to(port))
                 held[-1].send(frames.GET, ME | {"what": "now"}, soon())
-            time.sleep(1.0)
+                time.sleep(0.04)
+                figures()
             grown = figures()["mb"] - before
-            assert grown < 60, f"the rank has grown by {grown} MB"
+            assert grown < 140, f"the rank has grown by {grown} MB"
         finally:
             for talk in held:
                 talk.close()
@@ -436,8 +441,11 @@ def attack_leases(seconds: float, seed: int) -> dict[str, int]:
 
 
 def attack_store(seconds: float, seed: int) -> dict[str, int]:
-    """Noise, wrong secrets, long lines and idle connections at `tacit store`; a rank's connection goes on."""
+    """Noise, wrong secrets, long lines and idle connections at `tacit store`; a rank's connection goes on, and the log stays empty."""
     rng = random.Random(seed)
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
     with (
         many_files(4096),
         closing(StoreServer(("127.0.0.1", 0), SECRET)) as server,
@@ -445,8 +453,15 @@ def attack_store(seconds: float, seed: int) -> dict[str, int]:
     ):
         client.set("run", "1")
         held: list[socket.socket] = []
+        logging.getLogger("asyncio").addHandler(handler)
 
         def once() -> int:
+            before = server.counts["refused"]
+            with connected(server.address[1]) as connection, contextlib.suppress(OSError):
+                connection.sendall(b"x" * (1 << 18))
+                while connection.recv(1 << 16):
+                    pass
+            assert server.counts["refused"] > before
             for _ in range(8):
                 with connected(server.address[1]) as connection, contextlib.suppress(OSError):
                     connection.sendall(rng.randbytes(rng.randrange(1 << rng.randrange(4, 18))) + b"\n")
@@ -457,7 +472,7 @@ def attack_store(seconds: float, seed: int) -> dict[str, int]:
                 with closing(StoreClient(*server.address, "another secret")) as stranger:
                     stranger.set("run", "7")
                 raise AssertionError("a stranger wrote to the store")
-            return 9
+            return 10
 
         try:
             held += [connected(server.address[1]) for _ in range(1100)]
@@ -465,7 +480,9 @@ def attack_store(seconds: float, seed: int) -> dict[str, int]:
             assert client.get("run") == b"1"
             with closing(StoreClient(*server.address, SECRET)) as late:
                 assert late.get("run") == b"1"
+            assert not logged, logged[0].getMessage()
         finally:
+            logging.getLogger("asyncio").removeHandler(handler)
             for connection in held:
                 connection.close()
         return {"connections": tried + len(held), "refused": server.counts["refused"]}

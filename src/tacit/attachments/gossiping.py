@@ -10,7 +10,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -98,42 +98,42 @@ class GossipAttachment:
         secret, refusals = run_secret(), Refusals(rank, handle.stats.refused)
         door = own_door(secret)
         opens, scope = store_of(rank, secret)
-        self._members = Members(
-            Line(opens), rank, world, start_s=2 * START_S, secret=secret, scope=scope, refusals=refusals
-        )
-        incarnation = f"{self._members.life}-{secrets.token_hex(4)}"
-        self._members.announce(incarnation)
-        self._peers = Peers(
-            self._island,
-            who,
-            handle.strategy.what,
-            rank=rank,
-            world=world,
-            incarnation=incarnation,
-            seed=handle.seed,
-            door=door,
-            members=self._members.live,
-            tell=self._heard,
-            sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
-            knows=self._members.knows,
-            secret=secret,
-            theta=_theta(trigger),
-            refusals=refusals,
-        )
-        self._rank, self._world = rank, world
-        self._peers.away = True  # until the first step: a checkpoint may be loaded yet
-        try:
+        self._rank, self._world, self._process = rank, world, os.getpid()
+        with ExitStack() as opened:  # which is closed again if attach() is refused
+            line = Line(opens)
+            opened.callback(line.close)
+            self._members = Members(
+                line, rank, world, start_s=2 * START_S, secret=secret, scope=scope, refusals=refusals
+            )
+            opened.callback(self._members.close)
+            incarnation = f"{self._members.life}-{secrets.token_hex(4)}"
+            self._members.announce(incarnation)
+            self._peers = Peers(
+                self._island,
+                who,
+                handle.strategy.what,
+                rank=rank,
+                world=world,
+                incarnation=incarnation,
+                seed=handle.seed,
+                door=door,
+                members=self._members.live,
+                tell=self._heard,
+                sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
+                knows=self._members.knows,
+                secret=secret,
+                theta=_theta(trigger),
+                refusals=refusals,
+            )
+            opened.callback(self._peers.close)
+            self._peers.away = True  # until the first step: a checkpoint may be loaded yet
             self._begin(Address(door.known_as, self._peers.port, incarnation), timeout)
-        except BaseException:
-            self._members.close()
-            self._peers.close()
-            raise
-        self._tell(True)
-        self._share([*rest.buffers, *rest.frozen])
-        self._since = self._followed = self._in_vain = 0
-        self._refer()
+            self._tell(True)
+            self._share([*rest.buffers, *rest.frozen])
+            self._since = self._followed = self._in_vain = 0
+            self._refer()
+            opened.pop_all()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
-        self._process = os.getpid()
         atexit.register(self._at_exit)
 
     def _begin(self, own: Address, timeout: timedelta | None) -> None:
@@ -378,8 +378,8 @@ class GossipAttachment:
     def close(self) -> None:
         atexit.unregister(self._at_exit)
         self._hook.remove()
-        self._members.close()
         self._peers.close()
+        self._members.close()
         if self._island.doubts:
             warnings.warn(
                 f"rank {self._rank} leaves with meetings of which it does not know how they ended",

@@ -35,12 +35,15 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 if it was asked to stop."""
     from tacit.gossip.store import StoreServer
 
-    server = StoreServer(_parsed(args.listen), run_secret())
+    secret = run_secret()
+    server = StoreServer(_parsed(args.listen), secret)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     host, port = server.address
     try:
         text = f"the store is at {host}:{port}; Ctrl-C ends it"
+        if not secret:
+            text += f"\nwithout {SECRET} it serves loopback only; for ranks of other machines: {MAKE_ONE}, here and for all ranks, and --listen"
         print(json.dumps({"host": host, "port": port}) if args.json else text, flush=True)
         while not stopped.wait(3600):
             pass

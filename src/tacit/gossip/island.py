@@ -41,6 +41,7 @@ class Doubt:
     layers: Chosen
     delta: Tensor | None  # of these layers; None: nothing moves here (pull, or it waits for a merge)
     middle: Tensor
+    known: bool = True  # both referred to the same
 
 
 @dataclass(slots=True)
@@ -184,11 +185,15 @@ class Island:
         *,
         keep: bool,
         led: bool,
+        known: bool = True,
     ) -> None:
-        """A meeting about `layers` ended well: they move by `delta`, and `middle` is what both refer to the next time (if `keep`)."""
+        """A meeting about `layers` ended well: they move by `delta`, and `middle` is what both refer to the next time (if `keep`).
+
+        `known`: both referred to the same, so it shows how their moves differ.
+        """
         with self.lock:
             if delta is not None:
-                if (pair := self.pair(peer)) is not None:
+                if known and (pair := self.pair(peer)) is not None:
                     common = middle - self.layers.pick(pair.reference, layers)
                     self.differs = learned(self.differs, difference(delta, common))
                 for layer, part in zip(

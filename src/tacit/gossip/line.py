@@ -33,10 +33,13 @@ class Line:
         self._open, self.answer_s = open_store, answer_s
         self._lock = threading.Lock()
         self._clerk: _Clerk | None = None
+        self._closed = False
 
     def ask(self, question: Callable[[Any], T], seconds: float | None = None) -> T:
         """What `question(store)` returns; StoreError if it fails or takes longer than `seconds`."""
         with self._lock:
+            if self._closed:
+                raise StoreError("this rank has left the store")
             clerk = self._clerk = self._clerk or _Clerk(self._open)
         answer = clerk.ask(question)
         try:
@@ -50,8 +53,9 @@ class Line:
             raise StoreError(" ".join(str(cause).split())[:120] or type(cause).__name__) from cause
 
     def close(self) -> None:
+        """For good: later questions are refused."""
         with self._lock:
-            clerk, self._clerk = self._clerk, None
+            clerk, self._clerk, self._closed = self._clerk, None, True
         if clerk is not None:
             clerk.leave()
             clerk.join(self.answer_s if clerk.connected else 0.0)  # connecting may take a minute

@@ -12,7 +12,7 @@ rank did not manage to say stays in its model: it is said the next time. Without
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from torch import Tensor
@@ -90,9 +90,10 @@ def keeps_reference(codec: Codec) -> bool:
 def merge_weights(steps: Sequence[int]) -> list[float]:
     """How much each model counts in a merge: as much as the steps behind it. One that is five times slower has learned a fifth.
 
-    None counts for more than MOST_WEIGHT times the median: a rank whose count of steps is wrong must not be all of the mean.
+    None counts for more than MOST_WEIGHT times the median (of two, the lower): a rank whose count of steps is wrong must not be all of the
+    mean.
     """
-    most = MOST_WEIGHT * max(1.0, median(steps))
+    most = MOST_WEIGHT * max(1.0, median_low(steps))
     return [min(most, max(1.0, step)) for step in steps]
 
 

@@ -253,6 +253,10 @@ class Members:
                     stacklevel=2,
                 )
             return
+        if self.store_lost:  # the others find it again a little later: each has a lease's time for that
+            with self._lock:
+                now = time.monotonic()
+                self._seen = {r: (beat, now, where) for r, (beat, _, where) in self._seen.items()}
         for rank, text in leases.items():
             try:
                 self._read(rank, text)
@@ -302,7 +306,11 @@ class Members:
                 if beat <= known[0]:
                     return
             elif known is not None:
-                past.append(known[2].incarnation)
+                newer = _life_of(address) - _life_of(known[2])
+                if newer <= 0 and time.monotonic() - known[1] < self._lease_s:
+                    return  # an older life, such as a process that was stopped for a while
+                if newer >= 0:
+                    past.append(known[2].incarnation)
             if address.port:
                 self._seen[rank] = (beat, time.monotonic(), address)
             else:
@@ -320,6 +328,12 @@ def _lease_of(text: str) -> tuple[int, Address]:
     if not isinstance(incarnation, str) or not 0 < len(incarnation) <= MOST_NAME:
         raise ValueError("a life has a name")
     return beat, Address(host, port, incarnation)
+
+
+def _life_of(address: Address) -> int:
+    """Which life of its rank this is, by the name's first part; 0 where it has none."""
+    number, dash, _ = address.incarnation.partition("-")
+    return int(number) if dash and number.isascii() and number.isdigit() else 0
 
 
 def _get_all(store: Any, keys: Sequence[str]) -> list[bytes | None]:

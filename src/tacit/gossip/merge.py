@@ -5,7 +5,8 @@
     bring      each takes the others' models, and adds them up in the same order
     all have   only when everybody has everything does anybody take the mean; if one died meanwhile, those that are left agree again
 
-The store carries the words, sockets the models. A model that is not finite is left out, by all alike; its rank gets the others' mean.
+The store carries the words, sockets the models. A model that is not finite, or much longer than the median, is left out, by all alike; its
+rank gets the others' mean. Each writes the length of its model with its steps, and the limit is agreed with the weights.
 
 Two rules, chosen by measurement (docs/rounds.md, "Unequal ranks"). Models count by the steps behind them: a rank that is slower and has parted from the
 others is weighed down, but not left out, since it may be the only one that knows its data. And who waits holds: its training is
@@ -14,10 +15,15 @@ over, and a last rank that goes on alone would turn all models to its own data.
 
 import itertools
 import json
+import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from statistics import median_low
+
+import torch
+from torch import Tensor
 
 from tacit.errors import TransportError
 from tacit.gossip.frames import PeerError
@@ -28,9 +34,9 @@ from tacit.gossip.members import Members
 from tacit.gossip.peers import Peers, Shown
 from tacit.gossip.rest import Mean
 
-MERGE_S = 1800.0  # for all that live to call it, and their models to travel: as long as torch's own collectives wait
+MERGE_S = 1800.0  # for the models to travel, once all that live have called it: as long as torch's own collectives wait
 STORE_S = 120.0  # without the store
-SAYS_S = 60.0  # then it says for whom it waits
+SAYS_S = 60.0  # then it warns for whom it waits; and again after 4 times as long, and so on
 RETURN_S = 30.0  # for a rank that died to be started again, since it was last seen: it takes the model of one that waits
 LITTLE = 0.5  # of the largest weight: who counts for less is named
 
@@ -40,8 +46,8 @@ def merge(island: Island, peers: Peers, members: Members, rank: int) -> dict[int
 
     Raises TransportError where it does not come about; this rank's model is its own then.
     """
-    deadline, key = time.monotonic() + MERGE_S, f"merge/{island.merges + 1}"
-    merging = _Merge(island, peers, members, rank, deadline)
+    key = f"merge/{island.merges + 1}"
+    merging = _Merge(island, peers, members, rank)
     try:
         island.gather_in()
         island.holds = True
@@ -61,38 +67,45 @@ def merge(island: Island, peers: Peers, members: Members, rank: int) -> dict[int
 
 
 class _Merge:
-    def __init__(self, island: Island, peers: Peers, members: Members, rank: int, deadline: float) -> None:
+    def __init__(self, island: Island, peers: Peers, members: Members, rank: int) -> None:
         self._island, self._peers, self._members = island, peers, members
-        self._rank, self._deadline = rank, deadline
+        self._rank, self._deadline = rank, math.inf
         self._missing: list[int] = []  # that live, or died just now, and have not called it
         self._weights: dict[int, float] = {}  # as agreed
+        self._most = 0.0  # the length of a model that is taken, as agreed
         self._left_out: list[int] = []
 
     def agree(self, key: str) -> list[int]:
-        """Who takes part: all that live, once all of them are here, and those that died have had time to come back."""
+        """Who takes part: all that live, once all of them are here, and those that died have had time to come back.
+
+        A rank whose lease is renewed is waited for as long as it trains.
+        """
+        self._deadline = math.inf
+        own = f"{self._island.step} {_length(self._island.snapshot)}"
         for _ in self._turns():
             with suppress(StoreError):
-                self._members.set(f"{key}/{self._rank}", f"{self._island.step}")
+                self._members.set(f"{key}/{self._rank}", own)
                 if (found := self._members.get(f"{key}/who")) is not None:
-                    self._weights = {int(rank): weight for rank, weight in json.loads(found).items()}
+                    agreed = json.loads(found)
+                    self._weights = {int(rank): weight for rank, weight in agreed["weights"].items()}
+                    self._most, self._missing = agreed["most"], []
                     return list(self._weights)
                 live = sorted([*self._members.look(), self._rank])
-                steps = {rank: self._members.get(f"{key}/{rank}") for rank in live}
-                self._missing = [rank for rank, step in steps.items() if step is None]
+                ready = {rank: self._members.get(f"{key}/{rank}") for rank in live}
+                self._missing = [rank for rank, text in ready.items() if text is None]
                 self._missing += self._members.lost(RETURN_S)
                 if live[0] == self._rank and not self._missing and not self._members.store_lost:
-                    weights = merge_weights([int(step or 0) for step in steps.values()])
-                    self._members.claim(f"{key}/who", json.dumps(dict(zip(live, weights, strict=True))))
-        if self._members.store_lost:
-            raise TransportError("the models cannot be merged: torch's store is gone")
-        raise TransportError(
-            f"rank {self._rank} waited {MERGE_S:g} s for ranks {self._missing} to merge; all that live must call merge()"
-        )
+                    steps, lengths = zip(*(text.split() for text in ready.values() if text), strict=True)
+                    weights = dict(zip(live, merge_weights([int(step) for step in steps]), strict=True))
+                    most = self._peers.most_move * _median(float(length) for length in lengths)
+                    self._members.claim(f"{key}/who", json.dumps({"weights": weights, "most": most}))
+        raise TransportError("the models cannot be merged: torch's store is gone")
 
     def mean(self, key: str, chosen: list[int]) -> Mean:
         for attempt in itertools.count(1):
             if self._rank not in chosen:
                 break
+            self._deadline = time.monotonic() + MERGE_S
             brought = self._brought(chosen)
             if self._all_have(f"{key}/{attempt}", chosen, brought is not None):
                 assert brought is not None
@@ -106,16 +119,19 @@ class _Merge:
 
     def _brought(self, chosen: Sequence[int]) -> Mean | None:
         """The mean of everybody's model, or None where one of them cannot be had any more."""
-        mean, self._left_out = Mean(), []
+        mean, self._left_out, whole = Mean(), [], sum(self._weights.values())
         for rank in chosen:
             shown = self._own() if rank == self._rank else self._offer_of(rank)
             if shown is None or shown.model is None:
                 return None
-            if not mean.add(shown.model, shown.buffers, self._weights[rank]):
+            length = _length(shown.model)
+            if not length <= self._most or not mean.add(
+                shown.model, shown.buffers, self._weights[rank] / whole
+            ):
                 self._left_out.append(rank)
-                warnings.warn(
-                    f"the model of rank {rank} is not finite: the merge leaves it out", stacklevel=2
-                )
+                finite = bool(shown.model.isfinite().all())
+                why = f"is too long ({length:.3g}, of {self._most:.3g})" if finite else "is not finite"
+                warnings.warn(f"the model of rank {rank} {why}: the merge leaves it out", stacklevel=2)
         return mean
 
     def shares(self) -> dict[int, float]:
@@ -158,14 +174,26 @@ class _Merge:
         )
 
     def _turns(self) -> Iterator[None]:
-        """Polls until the deadline, or until the store has been away for too long; says once that it waits."""
+        """Polls until the deadline, or until the store has been away for too long; warns now and then that it waits."""
         heard = began = time.monotonic()
-        said = False
+        warns_after_s = SAYS_S
         while (now := time.monotonic()) < min(self._deadline, heard + STORE_S):
             yield
             heard = heard if self._members.store_lost else now
-            if now - began > SAYS_S and not said:
-                said = True
-                whom = f"ranks {self._missing}" if self._missing else "the others' models"
-                warnings.warn(f"rank {self._rank} waits for {whom} to merge", stacklevel=2)
+            if now - began > warns_after_s:
+                warns_after_s *= 4
+                whom = f"ranks {self._missing} to merge; all that live must call merge()"
+                whom = whom if self._missing else "the others' models"
+                warnings.warn(f"rank {self._rank} has waited {now - began:.0f} s for {whom}", stacklevel=2)
             time.sleep(0.02)
+
+
+def _length(model: Tensor) -> float:
+    """Not finite where the model is not, or where its square has no float32."""
+    return float(torch.linalg.vector_norm(model))
+
+
+def _median(lengths: Iterable[float]) -> float:
+    """Of those that are finite, the lower of two: one of two models that is too long must not be its own measure."""
+    finite = [length for length in lengths if math.isfinite(length)]
+    return median_low(finite) if finite else 0.0

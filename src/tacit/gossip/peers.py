@@ -50,10 +50,12 @@ from tacit.rounds.adaptive import Wish
 GREETING_S = 5.0  # for whoever connects to send its first message, proved
 MOST_CONNECTIONS = 128  # at a time, and threads that answer them
 MOST_STRANGERS = 64  # of them, those that have proved nothing yet; one more, and the oldest is cut off
+MOST_SNAPSHOTS = 2  # of this rank's model that readers hold; who would need another is asked to come again
 MOST_READERS = 8  # of this rank's model at a time; the next waits for WAIT_READER_S, and asks again
 WAIT_READER_S = 2.0
 FRESH_S = 2.0  # readers that come within it share a snapshot
-LEAST_HELD_S = 2.0  # for a caller that stops in the middle of a meeting, whatever the pace
+LEAST_HELD_S, MOST_HELD_S = 2.0, 10.0  # for a caller that stops in the middle of a meeting, whatever the pace
+COMPUTED_IN_1_S = 100e6  # bytes of a model; callers of a large one may stop for so much longer
 CLOSE_S = 5.0  # for threads to end
 MOST_NAME = 64  # characters of an incarnation
 # No layer moves by more than MOST_TIMES its threshold, which counts as LEAST_THETA at least: ranks that come late or were cut off have parted by
@@ -74,6 +76,7 @@ _NO_PEER = (
     TypeError,
     ValueError,
     RuntimeError,
+    ArithmeticError,
 )  # gone, or says what no peer of ours says
 
 
@@ -144,7 +147,7 @@ class Peers:
         self._rank, self._world, self._seed, self.incarnation = rank, world, seed, incarnation
         self._members, self._tell, self._sent = members, tell, sent
         self._knows = knows or self._is_member
-        self._secret, self._most_move = secret, MOST_TIMES * max(theta, LEAST_THETA)
+        self._secret, self.most_move = secret, MOST_TIMES * max(theta, LEAST_THETA)
         self._refusals = refusals or Refusals(rank)
         self._held = Pace()  # how long meetings take that others lead
         self._meeting = threading.Lock()  # one at a time, as caller or called
@@ -164,9 +167,10 @@ class Peers:
         self._closed = threading.Event()
         self._most = 8 * island.numel + island.rest.nbytes + (1 << 16)
         self._talks: set[Talk] = set()
-        self._gate = threading.Lock()  # of the two below
+        self._gate = threading.Lock()  # of the three below
         self._strangers: dict[Talk, None] = {}  # that have proved nothing yet, the oldest first
         self._shown: _Snapshot | None = None
+        self._snapshots = 0  # that are being read
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._readers = threading.BoundedSemaphore(MOST_READERS)
         self._threads: set[threading.Thread] = set()
@@ -249,7 +253,8 @@ class Peers:
                 if not self._closed.is_set():
                     self._tell(met)
             except Exception as cause:  # a record that cannot be written, say: the next call may well succeed
-                warnings.warn(f"rank {self._rank}: a call came to nothing ({cause})", stacklevel=2)
+                with suppress(Warning):  # where warnings are errors, they must not end this thread
+                    warnings.warn(f"rank {self._rank}: a call came to nothing ({cause})", stacklevel=2)
             finally:
                 if self._wishes.empty():
                     self._idle.set()
@@ -304,7 +309,7 @@ class Peers:
         return Met(peer, wish.why, layers, outcome, seconds, sent)
 
     def _lead(self, talk: Talk, peer: int, layers: Chosen, patience_s: float) -> tuple[str, Chosen]:
-        if not self._meeting.acquire(timeout=min(FIRST_S, patience_s)):
+        if not self._meeting.acquire(timeout=min(GREETING_S / 2, patience_s)):  # the peer waits for a message
             return "busy", layers
         try:
             return self._led(talk, peer, layers, time.monotonic() + patience_s)
@@ -336,7 +341,9 @@ class Peers:
         with self._island.lock:
             if meeting == self._void:
                 raise PeerError("a peer has given the meeting up")
-            self._island.conclude(peer, meeting, layers, delta, result.middle, keep=self._keeps, led=True)
+            self._island.conclude(
+                peer, meeting, layers, delta, result.middle, keep=self._keeps, led=True, known=known
+            )
             self._happened[peer].append(meeting)
         with suppress(PeerError):  # the peer asks, if it does not hear this
             talk.send(frames.COMMIT, {}, deadline)
@@ -428,10 +435,13 @@ class Peers:
 
     def _refused(self, cause: Exception, name: str, who: object) -> None:
         """Counts what nobody who keeps to the protocol sends; a peer that is gone or late is none of it."""
-        if isinstance(cause, PeerError) and cause.reason and not self._closed.is_set():
-            self._refusals.add(cause.reason, f"{name}: {cause}", who)
-        elif not isinstance(cause, PeerError):
-            self._refusals.add("malformed", f"{name}: a message that cannot be meant ({cause!s:.80})", who)
+        with suppress(Warning):  # as above
+            if isinstance(cause, PeerError) and cause.reason and not self._closed.is_set():
+                self._refusals.add(cause.reason, f"{name}: {cause}", who)
+            elif not isinstance(cause, PeerError):
+                self._refusals.add(
+                    "malformed", f"{name}: a message that cannot be meant ({cause!s:.80})", who
+                )
 
     def _remember(self, talk: Talk, peer: int, asked: Frame) -> None:
         """How a meeting ended that this rank led. One that has not ended yet will not happen: the other side has given it up."""
@@ -454,8 +464,7 @@ class Peers:
         patience_s = pace.patience_s(self._nbytes(layers))
         began = time.monotonic()
         deadline = began + patience_s
-        talk.allow(patience_s)
-        talk.silence_s = min(talk.silence_s, max(LEAST_HELD_S, self._held.patience_s(self._nbytes(layers))))
+        talk.silence_s = self._silence_s(layers)
         doubt = self._island.doubts.get(peer)
         if doubt is not None and doubt.incarnation != words["life"]:
             self._decide(doubt, False)  # it was here before, and died
@@ -472,10 +481,11 @@ class Peers:
             talk.send(frames.READY, {"refers": version}, deadline)
             known = pair is not None and version == words["refers"]
             layers, deadline = self._agreed(peer, layers, known, deadline)
+            talk.silence_s = self._silence_s(layers)
             result = self._converse(talk, peer, meeting, layers, known, 1, deadline)
             moves = self._who.mode != "pull" and not self._island.holds
             delta = result.delta if moves else None
-            doubt = Doubt(meeting, peer, words["life"], layers, delta, result.middle)
+            doubt = Doubt(meeting, peer, words["life"], layers, delta, result.middle, known)
             self._island.doubts[peer] = doubt
             talk.send(frames.PREPARED, {"middle": _digest(result.middle)}, deadline)
             talk.expect(frames.COMMIT, deadline)
@@ -484,12 +494,14 @@ class Peers:
             self._held.took(time.monotonic() - began, talk.sent_nbytes)
             with suppress(PeerError):
                 talk.send(frames.DONE, {}, deadline)
-        except PeerError:
-            self._held.failed(time.monotonic(), self._nbytes(layers))
-            raise
         finally:
             self._meeting.release()
             self._sent(talk.sent_nbytes - before)
+
+    def _silence_s(self, layers: Chosen) -> float:
+        """How long a caller may stop, by how long good meetings took: failures do not count, or who stops would be given ever more time."""
+        most = min(frames.MOST_SILENCE_S, MOST_HELD_S + 4 * self._island.numel / COMPUTED_IN_1_S)
+        return min(most, max(LEAST_HELD_S, self._held.patience_s(self._nbytes(layers))))
 
     def _show(self, talk: Talk, asked: Frame) -> None:
         """The start, for those that begin; the model as it is; or what is brought to a merge; with its buffers. Nothing where there is none.
@@ -501,30 +513,45 @@ class Peers:
             return
         before = talk.sent_nbytes
         try:
-            with self._offered(asked.words.get("what")) as (words, payload):
+            with self._offered(asked.words.get("what")) as offered:
+                if offered is None:
+                    talk.send(frames.BUSY, {}, time.monotonic() + FIRST_S)
+                    return
+                words, payload = offered
                 talk.send(frames.MODEL, words, time.monotonic() + SHOWN_S, *payload)
         finally:
             self._readers.release()
             self._sent(talk.sent_nbytes - before)
 
     @contextmanager
-    def _offered(self, what: object) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
-        """What is sent. Readers of the model as it is share a snapshot, if they come within FRESH_S and the first still reads."""
+    def _offered(self, what: object) -> Iterator[tuple[dict[str, Any], list[memoryview]] | None]:
+        """What is sent. Readers of the model as it is share a snapshot, if they come within FRESH_S and the first still reads.
+
+        None where others hold as many older ones as may be.
+        """
         if what != "now":
             yield self._offer(what)
             return
         with self._gate:
             shown = self._shown
             if shown is None or time.monotonic() - shown.since > FRESH_S:
-                shown = self._shown = _Snapshot(time.monotonic(), *self._offer(what))
-            shown.readers += 1
+                shown = None
+                if self._snapshots < MOST_SNAPSHOTS:
+                    shown = self._shown = _Snapshot(time.monotonic(), *self._offer(what))
+                    self._snapshots += 1
+            if shown is not None:
+                shown.readers += 1
+        if shown is None:
+            yield None
+            return
         try:
             yield shown.words, shown.payload
         finally:
             with self._gate:
                 shown.readers -= 1
-                if not shown.readers and self._shown is shown:
-                    self._shown = None
+                if not shown.readers:
+                    self._snapshots -= 1
+                    self._shown = None if self._shown is shown else self._shown
 
     def _offer(self, what: object) -> tuple[dict[str, Any], list[memoryview]]:
         island = self._island
@@ -569,7 +596,8 @@ class Peers:
                 return  # decided already
             if happened:
                 self._island.conclude(
-                    doubt.caller, doubt.meeting, doubt.layers, doubt.delta, doubt.middle, keep=self._keeps, led=False
+                    doubt.caller, doubt.meeting, doubt.layers, doubt.delta, doubt.middle,
+                    keep=self._keeps, led=False, known=doubt.known,
                 )  # fmt: skip
                 self.followed += 1
             del self._island.doubts[doubt.caller]
@@ -603,7 +631,7 @@ class Peers:
         of_model = math.sqrt(math.fsum(island.lengths)) if layers is not None else math.hypot(*lengths)
         for layer, length, move in zip(numbers, lengths, moves, strict=True):
             elements = min(island.numel, max(LEAST_ELEMENTS, island.layers.sizes[layer]))
-            most = self._most_move * max(length, math.sqrt(elements / island.numel) * of_model)
+            most = self.most_move * max(length, math.sqrt(elements / island.numel) * of_model)
             if not move <= most < math.inf:
                 raise PeerError(
                     f"a meeting with rank {peer} would move layer {layer} by {move:.3g}, of at most {most:.3g}; "

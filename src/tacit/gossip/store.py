@@ -113,7 +113,7 @@ class StoreServer:
             self._cut_off(next(iter(self._connections)))
         try:
             await self._answer(reader, writer, task)
-        except (ForgedError, ValueError):  # a line that is too long is a ValueError
+        except (ForgedError, ValueError, asyncio.LimitOverrunError):
             self.counts["refused"] += 1
         except TimeoutError:
             self.counts["silent"] += 1
@@ -173,6 +173,8 @@ class StoreServer:
             keys = message.get("keys")
             if not isinstance(keys, list) or not all(isinstance(k, str) for k in keys):
                 return {"error": "keys are a list of text"}
+            if len(keys) > ASKED_AT_ONCE:
+                return {"error": f"a request is for at most {ASKED_AT_ONCE} keys"}
             return {"values": [self._values.get(k) for k in keys]}
         if not isinstance(key, str) or len(key) > MOST_KEY:
             return {"error": f"a key is text of at most {MOST_KEY} characters"}
