@@ -39,14 +39,13 @@ NETWORKS = [
 def attack_experiment_files(seconds: float, seed: int) -> dict[str, int]:
     """Every experiment of this repository, damaged in one to four places."""
     files = [path.read_text() for path in sorted((ROOT / "experiments").glob("*.toml"))]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "experiment.toml"
+    return _attack_files(files, experiment.read, seconds, seed)
 
-        def read(text: str) -> None:
-            path.write_text(text, errors="surrogateescape")
-            experiment.read(path)
 
-        return _attack(files, read, seconds, seed)
+def attack_own_schedules(seconds: float, seed: int) -> dict[str, int]:
+    """Schedules as JSON, damaged; what is still one is verified as any other."""
+    texts = [json.dumps(own.to_data(build(name, 4))) for name in ("ring", "tree", "recursive_doubling")]
+    return _attack_files(texts, own.load, seconds, seed)
 
 
 def attack_strategy_texts(seconds: float, seed: int) -> dict[str, int]:
@@ -57,17 +56,18 @@ def attack_network_texts(seconds: float, seed: int) -> dict[str, int]:
     return _attack(NETWORKS, parse_network, seconds, seed)
 
 
-def attack_own_schedules(seconds: float, seed: int) -> dict[str, int]:
-    """Schedules as JSON, damaged; what is still one is verified as any other."""
-    texts = [json.dumps(own.to_data(build(name, 4))) for name in ("ring", "tree", "recursive_doubling")]
+def _attack_files(
+    valid: list[str], read: Callable[[Path], object], seconds: float, seed: int
+) -> dict[str, int]:
+    """The same for what is read from a file."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "schedule.json"
+        path = Path(folder) / "damaged"
 
-        def load(text: str) -> None:
+        def write_and_read(text: str) -> None:
             path.write_text(text, errors="surrogateescape")
-            own.load(path)
+            read(path)
 
-        return _attack(texts, load, seconds, seed)
+        return _attack(valid, write_and_read, seconds, seed)
 
 
 def _attack(

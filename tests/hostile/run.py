@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # as pytest has it: helpers import by name
+HERE = Path(__file__).resolve().parent
+# As pytest has it, helpers import by name; not from this folder, whose modules are called like those of src and tests.
+sys.path[:] = [str(HERE.parents[1]), str(HERE.parent), *(path for path in sys.path if Path(path) != HERE)]
 
 GRACE_S = 120.0  # for a target to start and to stop, on a busy machine
 
