@@ -187,7 +187,7 @@ def test_where_no_aggregator_is_one_sentence_says_so() -> None:
     )
     with socket.create_server(HERE) as silent:
         told = refused(TransportError, silent.getsockname(), some_terms(), timeout_s=0.2)
-    assert "does not answer within 0.2 s; is it an aggregator?" in told
+    assert "does not greet within 0.2 s; is it an aggregator?" in told
     assert "is no known host" in refused(ConfigError, ("no such host", 4800), some_terms())
 
 

@@ -39,13 +39,13 @@ NETWORKS = [
 def attack_experiment_files(seconds: float, seed: int) -> dict[str, int]:
     """Every experiment of this repository, damaged in one to four places."""
     files = [path.read_text() for path in sorted((ROOT / "experiments").glob("*.toml"))]
-    return _attack_files(files, experiment.read, seconds, seed)
+    return _attack_files("experiment.toml", files, experiment.read, seconds, seed)
 
 
 def attack_own_schedules(seconds: float, seed: int) -> dict[str, int]:
     """Schedules as JSON, damaged; what is still one is verified as any other."""
     texts = [json.dumps(own.to_data(build(name, 4))) for name in ("ring", "tree", "recursive_doubling")]
-    return _attack_files(texts, own.load, seconds, seed)
+    return _attack_files("schedule.json", texts, own.load, seconds, seed)
 
 
 def attack_strategy_texts(seconds: float, seed: int) -> dict[str, int]:
@@ -57,11 +57,11 @@ def attack_network_texts(seconds: float, seed: int) -> dict[str, int]:
 
 
 def _attack_files(
-    valid: list[str], read: Callable[[Path], object], seconds: float, seed: int
+    name: str, valid: list[str], read: Callable[[Path], object], seconds: float, seed: int
 ) -> dict[str, int]:
-    """The same for what is read from a file."""
+    """The same for what is read from a file called `name`."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "damaged"
+        path = Path(folder) / name
 
         def write_and_read(text: str) -> None:
             path.write_text(text, errors="surrogateescape")

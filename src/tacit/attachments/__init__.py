@@ -21,6 +21,7 @@ from tacit.buckets import group_names, parameter_names
 from tacit.errors import ConfigError
 from tacit.gossip.partners import Gossip
 from tacit.strategy import Strategy
+from tacit.transports import Opens
 from tacit.units import parse_size
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def attach(
         if not dist.is_available() or not dist.is_initialized():
             refuse_lone_rank()
             return handle  # one process: there is nobody to talk to
+        if isinstance(parsed.who, Opens) and kind != "fsdp2":
+            parsed.who.prepare()
         warn_of_lone_group(core.process_group if kind == "ddp" and group is None else group)
         gradients = parsed.when.speaks == "gradients" or getattr(parsed.when, "after", 0) > 0
         if gradients and kind != "fsdp2":  # which calls such hooks when the mean is there

@@ -53,6 +53,9 @@ class Dedicated:
                 f"sums of {codec} would be packed again by a server that remembers nothing; write '{codec} / sharded'"
             )
 
+    def prepare(self) -> None:
+        """Nothing: all that it takes is in the strategy, which ranks compare."""
+
     def open(self, wire: Wire, timeout: timedelta | None) -> None:
         """Links `wire`'s ranks to the server, which must call `serve` meanwhile."""
         workers = dist.get_process_group_ranks(wire.group)

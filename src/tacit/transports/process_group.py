@@ -35,6 +35,10 @@ class Scheme(Protocol):
 class Opens(Protocol):
     """A scheme with a node that is none of the ranks."""
 
+    def prepare(self) -> None:
+        """Raises ConfigError where this rank lacks what it takes to open it: before a process group is made, in which the others would wait."""
+        ...
+
     def open(self, wire: "Wire", timeout: timedelta | None) -> None:
         """Sets `wire.outside`; all ranks call it together, before the first request."""
         ...

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tacit.aggregator.addresses import PORT, parse_address
-from tacit.aggregator.spec import NO_TABLE
+from tacit.aggregator.spec import NO_TABLE, Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError
 from tacit.requests import Codec, Dense, Max, Sum, TableSum, Total, even_cuts
@@ -93,15 +93,21 @@ class Star:
                 f"write '{codec} / sharded'"
             )
 
-    def open(self, wire: Wire, timeout: timedelta | None) -> None:
-        """Nothing is asked of the aggregator yet: the first sum of each kind joins a job there."""
+    def prepare(self) -> None:
+        self._control()
+
+    def _control(self) -> Address:
         at = self.at or os.environ.get(_ADDRESS, "")
         if not at:
             raise ConfigError(f"star does not say where the aggregator is; {_WAY_OUT}")
+        return parse_address(at, port=PORT)
+
+    def open(self, wire: Wire, timeout: timedelta | None) -> None:
+        """Nothing is asked of the aggregator yet: the first sum of each kind joins a job there."""
         secret = self.secret or os.environ.get(_SECRET, "")
         wire.outside = StarLink(
             wire,
-            parse_address(at, port=PORT),
+            self._control(),
             secret,
             patience_s=self.patience,
             mtu=self.mtu,
