@@ -31,8 +31,7 @@ def agree(
 ) -> None:
     """Raises PairingError, on every rank of `group`, unless all of them attach the same strategy to the same model."""
     patience = timeout or timeout_of(group) or dist.default_pg_timeout
-    agreement = Agreement.about(dist.get_process_group_ranks(group), strategy, facts)
-    agreement.wait(patience)
+    Agreement.about(dist.get_process_group_ranks(group), strategy, facts).wait(patience)
 
 
 @contextmanager
@@ -56,11 +55,11 @@ class Agreement:
         self._store = _store_for(self._ranks)
         digest = f"{seed_of(text, facts):0{_DIGEST}x}"
         self._own = digest + text
-        self._late = self._store.check(["all"]) or self._store.check([str(self._rank)])
-        if self._late:  # it was started again, and must not leave a note that differs from those it finds
+        late = self._store.check(["all"]) or self._store.check([str(self._rank)])
+        if late:  # it was started again, and must not leave a note that differs from those it finds
             self._compare([rank for rank in self._there() if rank != self._rank])
         self._store.set(str(self._rank), self._own)
-        if not self._late:
+        if not late:
             self._arrive(digest)
 
     @classmethod
