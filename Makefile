@@ -26,7 +26,7 @@ demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
 
 test: $(READY)  ## run the tests
-	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 	@echo "ruff check";   $(BIN)/ruff check -q

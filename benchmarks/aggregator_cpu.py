@@ -28,9 +28,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.aggregator import Job, LaneType, UserPlane, bpf
-from tacit.aggregator.client import Client, Outcome
-from tacit.aggregator.kernel_plane import KernelPlane
+from tacit.aggregator import LaneType, PlaneJob, UserPlane
+from tacit.aggregator.client.host_stack import Client, SumOutcome
+from tacit.aggregator.planes import bpf
+from tacit.aggregator.planes.kernel_plane import KernelPlane
 from tacit.records import host_facts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # a switch made of namespaces
@@ -82,13 +83,13 @@ class Bench:
 
     clients: list[Client]
     plane_ns: Callable[[], int]
-    job: Job
+    job: PlaneJob
 
     def round(self, data: np.ndarray, out: np.ndarray, numel: int) -> tuple[float, float]:
         """Nanoseconds of the plane and of all for one byte that a rank sent."""
 
         def run(rank: int) -> None:
-            assert self.clients[rank].reduce(data[rank], out[rank], numel, patience_s=10) is Outcome.DONE
+            assert self.clients[rank].reduce(data[rank], out[rank], numel, patience_s=10) is SumOutcome.DONE
 
         before = self.plane_ns(), all_ns()
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(WORLD)]
@@ -125,7 +126,7 @@ def benches(lanes: LaneType, mtu: int, rate_bps: float) -> Iterator[dict[str, Be
             members = tuple((host, client.port) for host, client in zip(switch.hosts, clients, strict=True))
             table = tuple(range(16)) if lanes.indexed else (0,) * 16
             first = SLOTS // 2 * int(segment)
-            job = Job(
+            job = PlaneJob(
                 1 + segment, 99, members, lanes, lanes.elements(mtu), range(first, first + SLOTS // 2), table
             )
             plane.add_job(job)

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from tacit import lab
 from tacit.aggregator import LaneType
-from tacit.lab.lab import MASTER_PORT, Lab
+from tacit.lab.network.lab import MASTER_PORT, Lab
 from tacit.records import host_facts
 from tacit.topology import star
 
@@ -237,7 +237,7 @@ def run(case: Case, args: argparse.Namespace, tell: Callable[[str], None]) -> li
             slots = SERVER_SLOTS if work.by == "server" else STAR_SLOTS if case.small else SLOTS
             how = {"lanes": work.lanes.name, "mtu": case.mtu, "slots": slots, "runs": work.runs}
             together(ranks, "join", name=job, control=controls[work.by], **how)
-        hurried = built.hurry()
+        hurried = built.raise_priority()
         tell(f"{case}: up, ranks before other processes: {'yes' if hurried else 'no'}")
         loss = 0.0
         for turn in range(rounds + 1):

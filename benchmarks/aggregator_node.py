@@ -21,12 +21,13 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.nfnetlink.nftsocket import NFT_MSG_NEWCHAIN, nft_chain_msg
 from pyroute2.nftables.expressions import genex, verdict
 
-from tacit.aggregator import LaneType, UserPlane, bpf
-from tacit.aggregator.client import Client, Outcome
-from tacit.aggregator.control import Control
-from tacit.aggregator.kernel_plane import KernelPlane
-from tacit.aggregator.membership import Membership, Terms
-from tacit.lab.wiring import _nft, _one_in
+from tacit.aggregator import LaneType, UserPlane
+from tacit.aggregator.client.host_stack import Client, SumOutcome
+from tacit.aggregator.client.membership import Membership, Terms
+from tacit.aggregator.control.server import ControlServer
+from tacit.aggregator.planes import bpf
+from tacit.aggregator.planes.kernel_plane import KernelPlane
+from tacit.lab.network.wiring import _nft, _one_in
 
 SECRET = "benchmark"
 PLANE_SLOTS = 512
@@ -57,7 +58,7 @@ class Planes:
                 KernelPlane((address, 0), ports, slots=PLANE_SLOTS, mtu=mtu)
             )
         self._controls = {
-            kind: self._stack.enter_context(Control(plane, (address, 0), [SECRET], kind=kind))
+            kind: self._stack.enter_context(ControlServer(plane, (address, 0), [SECRET], kind=kind))
             for kind, plane in self.planes.items()
         }
 
@@ -146,7 +147,7 @@ class Rank:
         after = client.stats
         return {
             "took_s": took_s,
-            "exact": outcome is Outcome.DONE and np.array_equal(out.view(lanes.dtype), expected),
+            "exact": outcome is SumOutcome.DONE and np.array_equal(out.view(lanes.dtype), expected),
             "nbytes": data.nbytes,
             "repaired": after.repaired - before.repaired,
             "timeouts": after.timeouts - before.timeouts,

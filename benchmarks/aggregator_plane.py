@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from tacit import _core
-from tacit.aggregator import Job, Kind, LaneType
+from tacit.aggregator import LaneType, PacketKind, PlaneJob
 from tacit.aggregator.wire import CHUNKS, HEADER
 from tacit.records import host_facts
 
@@ -28,7 +28,7 @@ class Load:
     def __init__(self, lanes: LaneType, mtu: int, world: int) -> None:
         members = tuple(("10.0.0.1", 4000 + rank) for rank in range(world))
         table = tuple(range(16)) if lanes.indexed else (0,) * 16
-        self.job = job = Job(1, 99, members, lanes, lanes.elements(mtu), range(SLOTS), table)
+        self.job = job = PlaneJob(1, 99, members, lanes, lanes.elements(mtu), range(SLOTS), table)
         self.plane = _core.Plane(SLOTS)
         self.plane.add_job(job.id, job.cookie, members, lanes, job.elements, 0, SLOTS, world, bytes(table))
         self.order = [(chunk, rank) for chunk in range(SLOTS) for rank in range(world)]
@@ -45,7 +45,7 @@ class Load:
 
     def next(self) -> None:
         for row, (chunk, rank) in enumerate(self.order):
-            header = self.job.packet(Kind.DATA, (self.first + chunk) % CHUNKS, rank)
+            header = self.job.packet(PacketKind.DATA, (self.first + chunk) % CHUNKS, rank)
             self.packets[row, : HEADER.size] = np.frombuffer(header, np.uint8)
         nbytes = np.array([self.job.data_nbytes], "<u2").view(np.uint8)
         self.packets[:, HEADER.size - 2 : HEADER.size] = nbytes

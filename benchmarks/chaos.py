@@ -31,7 +31,7 @@ from chaos_promises import Life, Line, Run, broken
 from tacit import lab
 from tacit.authentication import SECRET
 from tacit.demo.facts import FASHION_MNIST
-from tacit.lab.lab import Host, Lab
+from tacit.lab.network.lab import Host, Lab
 from tacit.records import host_facts
 from tacit.topology import star
 

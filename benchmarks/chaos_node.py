@@ -41,7 +41,7 @@ def rank(order: dict[str, Any]) -> None:
     sys.stdin.readline()  # the driver says when this life begins: importing torch is no part of it
     handle = tacit.attach(model, optimizer, order["strategy"], seed=seed, records=order["records"])
     attached: Any = handle._attachment
-    book.begin(attached._island, rank=place, life=life, incarnation=attached._peers.incarnation)
+    book.begin(attached._replica, rank=place, life=life, incarnation=attached._peers.incarnation)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a schedule that goes on where a peer is takes no step of ours
         for _ in range(handle.step):
@@ -73,14 +73,13 @@ class Book:
     def __init__(self, path: Path, optimizer: Any) -> None:
         self._file = path.open("ab", buffering=0)
         self._lock = threading.Lock()
-        self._island: Any = None
+        self._replica: Any = None
         self._digests: list[int] = []
         self._times: list[float] = []
         self._first, self._torn, self._longest_s, self._kept_s = 0, 0, 0.0, 0.0
         self.last_s, self._waited_s = time.monotonic(), waited_s()
-        optimizer.register_step_post_hook(
-            lambda *_: self._learned()
-        )  # before tacit's, which adds what peers said
+        # before tacit's, which adds what peers said
+        optimizer.register_step_post_hook(lambda *_: self._learned())
         self._watch()
 
     def write(self, kind: str, **what: Any) -> None:
@@ -92,18 +91,18 @@ class Book:
         return zlib.crc32(flat.contiguous().numpy())
 
     def flat(self) -> Any:
-        return self._island.flat()
+        return self._replica.flat()
 
-    def begin(self, island: Any, **what: Any) -> None:
-        self._island = island
-        with island.lock:
-            now, self._moved = self.flat(), island.snapshot.double() * 0
+    def begin(self, replica: Any, **what: Any) -> None:
+        self._replica = replica
+        with replica.lock:
+            now, self._moved = self.flat(), replica.snapshot.double() * 0
             self._start, self._local = now.double(), now.double() * 0
             self._add_pending(self._moved)  # met before the first step
         self._now = now
-        self._first = island.step
+        self._first = replica.step
         self.last_s, self._waited_s = time.monotonic(), waited_s()
-        self.write("began", step=island.step, digest=self.digest(now), **what)
+        self.write("began", step=replica.step, digest=self.digest(now), **what)
 
     def before(self) -> None:
         """Nobody but this thread may have touched the model since the last step."""
@@ -115,10 +114,10 @@ class Book:
 
     def after(self, step: int) -> None:
         """What peers see of the model is the model, to the bit."""
-        island = self._island
+        replica = self._replica
         self._now = self.flat()
-        with island.lock:
-            seen, whole = island.snapshot, self._add_pending(self._now.clone())
+        with replica.lock:
+            seen, whole = replica.snapshot, self._add_pending(self._now.clone())
         self._torn += not seen.equal(whole)
         self._digests.append(self.digest(self._now))
         now, waited = time.monotonic(), waited_s()
@@ -144,40 +143,39 @@ class Book:
 
     def lost(self) -> float:
         """What the model lacks of the sum of its parts, relative to its length."""
-        island = self._island
-        with island.lock:
+        replica = self._replica
+        with replica.lock:
             whole = self._add_pending(self.flat().double())
             lack = whole - self._start - self._local - self._moved
         return float(lack.norm() / whole.norm())
 
     def _add_pending(self, flat: Any) -> Any:
         """What peers have added since the last step."""
-        for layer, delta in self._island._pending.items():
-            self._island.layers.add(flat, (layer,), delta)
+        for layer, delta in self._replica._pending.items():
+            self._replica.layers.add(flat, (layer,), delta)
         return flat
 
     def _watch(self) -> None:
         """Every meeting that is concluded is written down, by whichever thread concludes it."""
-        from tacit.gossip.island import Island
+        from tacit.gossip.replica import Replica
 
-        conclude = Island.conclude
+        conclude = Replica.conclude
 
         def watched(
-            island: Any, peer: int, meeting: str, layers: Any, delta: Any, middle: Any, **how: Any
+            replica: Any, peer: int, meeting: str, layers: Any, delta: Any, middle: Any, **how: Any
         ) -> None:
-            with island.lock:
-                conclude(island, peer, meeting, layers, delta, middle, **how)
-                if self._island is island and delta is not None:
-                    island.layers.add(self._moved, layers, delta)
-                after = self.digest(island.snapshot)
-            gained = (
-                None if delta is None else float(delta.double().sum())
-            )  # None: it waits, and holds its model
+            with replica.lock:
+                conclude(replica, peer, meeting, layers, delta, middle, **how)
+                if self._replica is replica and delta is not None:
+                    replica.layers.add(self._moved, layers, delta)
+                after = self.digest(replica.snapshot)
+            # None: it waits, and holds its model
+            gained = None if delta is None else float(delta.double().sum())
             self.write(
                 "met", meeting=meeting, peer=peer, middle=self.digest(middle), gained=gained, after=after
             )
 
-        Island.conclude = watched  # type: ignore[method-assign]
+        Replica.conclude = watched  # type: ignore[method-assign]
 
 
 def waited_s() -> float:

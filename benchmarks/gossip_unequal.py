@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import torch
-from gossip_islands import LR, MOMENTUM, Sea
+from gossip_simulated import LR, MOMENTUM, Sea
 from torch import Tensor, nn
 
-from tacit.gossip.partners import Gossip
 from tacit.records import host_facts
+from tacit.schemes import Gossip
 from tacit.strategy import Strategy
 
 WORLD, SLOW, BATCH, HELD_OUT = 5, 4, 32, 360
@@ -73,24 +73,24 @@ class Training:
         self.alone = 0.0  # accuracy of the fast ranks' models when they had taken their steps
 
     def run(self) -> None:
-        islands = self.sea.islands
+        replicas = self.sea.replicas
         for tick in range(self.ticks if self.steps is None else self.ticks * self.slowest):
             if self.cut is not None and tick == int(self.cut * self.ticks):
-                islands.who = CutOff()
+                replicas.who = CutOff()
             ranks = [rank for rank in range(WORLD) if rank != SLOW or tick % self.slowest == self.slowest - 1]
             if self.lock_step:
                 if SLOW in ranks:
                     self._add_gradients(self._lr(tick / self.ticks))
                 continue
             for group in ([rank for rank in ranks if rank != SLOW], [rank for rank in ranks if rank == SLOW]):
-                done = tick if self.steps is None else islands.steps[group[0]] if group else 0
+                done = tick if self.steps is None else replicas.steps[group[0]] if group else 0
                 if group and done < self.ticks:
                     self.sea.step(*self._batch(group), self._lr(done / self.ticks), group)
             if self.steps is not None and tick == self.ticks - 1:
                 self.alone = fmean(
-                    self.sea.accuracy(*self.held_out, model) for model in islands.models[:SLOW]
+                    self.sea.accuracy(*self.held_out, model) for model in replicas.models[:SLOW]
                 )
-                islands.waiting = set(range(WORLD)) - {SLOW}
+                replicas.waiting = set(range(WORLD)) - {SLOW}
 
     def _lr(self, share: float) -> float:
         return LR if self.constant else LR * 0.5 * (1 + math.cos(math.pi * share))
@@ -104,23 +104,23 @@ class Training:
 
     def _add_gradients(self, lr: float) -> None:
         sea = self.sea
-        gradient = sea.gradients(sea.islands.models, *self._batch(range(WORLD))).mean(0)
+        gradient = sea.gradients(sea.replicas.models, *self._batch(range(WORLD))).mean(0)
         sea.velocity.mul_(MOMENTUM).add_(gradient)
-        sea.islands.models.sub_(sea.velocity, alpha=lr)
+        sea.replicas.models.sub_(sea.velocity, alpha=lr)
         for rank in range(WORLD):
-            sea.islands.steps[rank] += 1
-        sea.islands.sent_nbytes += WORLD * int(2 * (WORLD - 1) / WORLD * 4 * sea.islands.models.shape[1])
+            sea.replicas.steps[rank] += 1
+        sea.replicas.sent_nbytes += WORLD * int(2 * (WORLD - 1) / WORLD * 4 * sea.replicas.models.shape[1])
 
     def record(self) -> dict[str, object]:
-        sea, models = self.sea, self.sea.islands.models
+        sea, models = self.sea, self.sea.replicas.models
         return {
             "accuracy": 100 * sea.accuracy(*self.held_out),
             "equal_weights": 100 * sea.accuracy(*self.held_out, models.mean(0)),
             "without_slowest": 100 * sea.accuracy(*self.held_out, models[:SLOW].mean(0)),
             "fast_when_done": 100 * self.alone,
-            "sent_nbytes": sea.islands.sent_nbytes,
-            "exchanges": sea.islands.exchanges,
-            "differs": fmean(sea.islands.differs),
+            "sent_nbytes": sea.replicas.sent_nbytes,
+            "exchanges": sea.replicas.exchanges,
+            "differs": fmean(sea.replicas.differs),
         }
 
 

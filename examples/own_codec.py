@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from tacit import Heard, Lanes, Max, TableSum, Traits
+from tacit import Reduced, Lanes, Max, TableSum, Traits
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Uniform4:
     def nbytes(self, numel):
         return 4 + (numel + 1) // 2
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         top = yield Max(x.abs().amax().reshape(1) if x.numel() else x.new_zeros(1))
         scale = (top / 7).clamp_min(1e-38)
-        noise = torch.rand(x.shape, generator=torch.Generator(x.device).manual_seed(turn.own_seed >> 1))
+        noise = torch.rand(x.shape, generator=torch.Generator(x.device).manual_seed(context.own_seed >> 1))
         q = (x / scale + noise).floor().clamp(-7, 7).nan_to_num()
         index = pad(q + 7, (0, x.numel() % 2)).to(torch.uint8)
         total = yield TableSum(index[0::2] | index[1::2] << 4, tuple(range(16)), x.numel(), self.traits.lanes)
-        return Heard((total.value.float() - 7 * total.count) * scale, said=lambda: q * scale)
+        return Reduced((total.value.float() - 7 * total.count) * scale, contribution=lambda: q * scale)

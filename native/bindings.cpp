@@ -8,6 +8,7 @@
 
 #include "aggregator_bindings.h"
 #include "blocks.h"
+#include "low_rank.h"
 #include "rotated.h"
 #include "topk.h"
 
@@ -139,6 +140,76 @@ void thc_decode(ConstLanes lanes, std::size_t numel, int slice_log2, int block_l
     });
 }
 
+// A factor, one column after another.
+template <class T>
+using Columns = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+tacit::Factor<T> factor(const Columns<T>& array) {
+    return {{array.data(), array.size()}, array.shape(0), array.shape(1)};
+}
+
+void low_rank_left(Array<const float> x, Array<const float> e, Columns<const float> q, Columns<float> p,
+                   int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_left(span(x), span(e), factor(q), factor(p), threads);
+}
+
+void low_rank_right(Array<const float> x, Array<const float> e, Columns<const float> p, Columns<float> q,
+                    int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_right(span(x), span(e), factor(p), factor(q), threads);
+}
+
+void low_rank_finish(Array<const float> x, Array<float> e, Columns<const float> p, Columns<const float> own,
+                     Columns<const float> total, Array<float> out, int threads) {
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_finish(span(x), span(e), factor(p), factor(own), factor(total), span(out), threads);
+}
+
+std::size_t low_rank_orthonormalize(Columns<float> p, std::uint64_t seed) {
+    nb::gil_scoped_release unlocked;
+    return tacit::low_rank_orthonormalize(factor(p), seed);
+}
+
+// Small tables of integers: rows of any width.
+using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::span<const std::int64_t> table(const Table& rows, std::size_t width) {
+    if (rows.shape(1) != width)
+        throw nb::value_error(("a row has " + std::to_string(rows.shape(1)) + " numbers; " +
+                               std::to_string(width) + " are needed")
+                                  .c_str());
+    return {rows.data(), rows.size()};
+}
+
+void low_rank_lefts(Array<const float> x, Array<const float> e, Table matrices, Array<const float> q,
+                    Array<float> p, int threads) {
+    const auto rows = table(matrices, 4);
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_lefts(span(x), span(e), rows, span(q), span(p), threads);
+}
+
+void low_rank_rights(Array<const float> x, Array<const float> e, Table matrices, Array<const float> p,
+                     Array<float> q, int threads) {
+    const auto rows = table(matrices, 4);
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_rights(span(x), span(e), rows, span(p), span(q), threads);
+}
+
+void low_rank_finishes(Array<const float> x, Array<float> e, Table matrices, Array<const float> p,
+                       Array<const float> own, Array<const float> total, Array<float> out, int threads) {
+    const auto rows = table(matrices, 4);
+    nb::gil_scoped_release unlocked;
+    tacit::low_rank_finishes(span(x), span(e), rows, span(p), span(own), span(total), span(out), threads);
+}
+
+std::size_t low_rank_orthonormalize_all(Array<float> p, Table shapes, std::uint64_t seed) {
+    const auto rows = table(shapes, 2);
+    nb::gil_scoped_release unlocked;
+    return tacit::low_rank_orthonormalize_all(span(p), rows, seed);
+}
+
 std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
     return tacit::packed_nbytes(numel, Layout{bits, block});
 }
@@ -148,6 +219,7 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 // Types as a type checker reads them: nanobind's own name numpy alone, and mypy would then refuse tensors.
 #define FLOAT32S "torch.Tensor | numpy.typing.NDArray[numpy.float32]"
 #define FLOAT64S "torch.Tensor | numpy.typing.NDArray[numpy.float64]"
+#define INT64S "torch.Tensor | numpy.typing.NDArray[numpy.int64]"
 #define UINT32S "torch.Tensor | numpy.typing.NDArray[numpy.uint32]"
 #define BYTES "torch.Tensor | numpy.typing.NDArray[numpy.uint8]"
 #define LANES "torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]"
@@ -155,7 +227,9 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 // noconvert: a wrong dtype or stride is a TypeError, not a silent copy (what goes to a copy of `out` is
 // lost).
 NB_MODULE(_core, m) {
-    m.doc() = "The C++ core: loops at the speed of memory. Arrays are 1-D, contiguous, on the CPU.";
+    m.doc() =
+        "The C++ core: loops at the speed of memory. Arrays are contiguous, on the CPU, and 1-D but for "
+        "factors.";
     nb::set_leak_warnings(false);  // a daemon thread may hold a client when the interpreter ends
 
     m.def("packed_nbytes", &packed_nbytes, "numel"_a, "bits"_a, "block"_a,
@@ -243,6 +317,49 @@ NB_MODULE(_core, m) {
           nb::sig("def topk_add(data: " BYTES
                   ", length: int, kept: int, bits: int, low: int, high: int, out: " FLOAT32S ") -> None"),
           "out += what the rows of `data` say; `data` is only read, the GIL is released.");
+
+    m.def(
+        "low_rank_left", &low_rank_left, "x"_a.noconvert(), "e"_a.noconvert(), "q"_a.noconvert(),
+        "p"_a.noconvert(), "threads"_a = 1,
+        nb::sig("def low_rank_left(x: " FLOAT32S ", e: " FLOAT32S ", q: " FLOAT32S ", p: " FLOAT32S
+                ", threads: int = 1) -> None"),
+        "p[k, i] = the sum over j of (x + e)[i, j] * q[k, j], for a matrix in rows; see native/low_rank.h.");
+    m.def("low_rank_right", &low_rank_right, "x"_a.noconvert(), "e"_a.noconvert(), "p"_a.noconvert(),
+          "q"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def low_rank_right(x: " FLOAT32S ", e: " FLOAT32S ", p: " FLOAT32S ", q: " FLOAT32S
+                  ", threads: int = 1) -> None"),
+          "q[k, j] = the sum over i of (x + e)[i, j] * p[k, i].");
+    m.def("low_rank_finish", &low_rank_finish, "x"_a.noconvert(), "e"_a.noconvert(), "p"_a.noconvert(),
+          "own"_a.noconvert(), "total"_a.noconvert(), "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def low_rank_finish(x: " FLOAT32S ", e: " FLOAT32S ", p: " FLOAT32S ", own: " FLOAT32S
+                  ", total: " FLOAT32S ", out: " FLOAT32S ", threads: int = 1) -> None"),
+          "out = p^T total, and e = (x + e) - p^T own where that is finite; they do not overlap, the GIL is "
+          "released.");
+    m.def(
+        "low_rank_orthonormalize", &low_rank_orthonormalize, "p"_a.noconvert(), "seed"_a,
+        nb::sig("def low_rank_orthonormalize(p: " FLOAT32S ", seed: int) -> int"),
+        "How many rows of `p` were dependent and replaced by random ones, after all were made orthonormal.");
+
+    m.def("low_rank_lefts", &low_rank_lefts, "x"_a.noconvert(), "e"_a.noconvert(), "matrices"_a.noconvert(),
+          "q"_a.noconvert(), "p"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def low_rank_lefts(x: " FLOAT32S ", e: " FLOAT32S ", matrices: " INT64S ", q: " FLOAT32S
+                  ", p: " FLOAT32S ", threads: int = 1) -> None"),
+          "low_rank_left of every matrix: start, rows, columns and rank of each are a row of `matrices`.");
+    m.def("low_rank_rights", &low_rank_rights, "x"_a.noconvert(), "e"_a.noconvert(), "matrices"_a.noconvert(),
+          "p"_a.noconvert(), "q"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def low_rank_rights(x: " FLOAT32S ", e: " FLOAT32S ", matrices: " INT64S ", p: " FLOAT32S
+                  ", q: " FLOAT32S ", threads: int = 1) -> None"),
+          "low_rank_right of every matrix.");
+    m.def("low_rank_finishes", &low_rank_finishes, "x"_a.noconvert(), "e"_a.noconvert(),
+          "matrices"_a.noconvert(), "p"_a.noconvert(), "own"_a.noconvert(), "total"_a.noconvert(),
+          "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def low_rank_finishes(x: " FLOAT32S ", e: " FLOAT32S ", matrices: " INT64S ", p: " FLOAT32S
+                  ", own: " FLOAT32S ", total: " FLOAT32S ", out: " FLOAT32S ", threads: int = 1) -> None"),
+          "low_rank_finish of every matrix.");
+    m.def("low_rank_orthonormalize_all", &low_rank_orthonormalize_all, "p"_a.noconvert(),
+          "shapes"_a.noconvert(), "seed"_a,
+          nb::sig("def low_rank_orthonormalize_all(p: " FLOAT32S ", shapes: " INT64S ", seed: int) -> int"),
+          "low_rank_orthonormalize of every factor: rank and length of each are a row of `shapes`.");
 
     m.def("simd", &tacit::simd, "The instruction set in use.");
     m.def("simd_variants", &tacit::simd_variants,

@@ -24,7 +24,8 @@ def exchange(rank, world, text, numel=2_000_003, times=4):
 
     from tacit.attachments.handle import own_group
     from tacit.exchange import converse
-    from tacit.requests import LocalSlots, turn_for
+    from tacit.requests import LocalMemory, context_for
+    from tacit.schemes import Channel
     from tacit.stats import Stats
     from tacit.strategy import Strategy
     from tacit.transports import Wire
@@ -36,8 +37,10 @@ def exchange(rank, world, text, numel=2_000_003, times=4):
     before = seen_nbytes()
     dist.barrier()
     for step in range(times):
-        turn = turn_for(LocalSlots(x), seed=0, step=step, bucket="b", rank=rank, world=world)
-        converse(wire, strategy.who, strategy.what.reduce(x, turn), turn.own_seed, stats, "0")
+        context = context_for(LocalMemory(x), seed=0, step=step, bucket="b", rank=rank, world=world)
+        converse(
+            Channel(wire, strategy.scheme), strategy.what.reduce(x, context), context.own_seed, stats, "0"
+        )
     dist.barrier()
     return stats.sent_nbytes, before, seen_nbytes()
 

@@ -30,6 +30,7 @@ IMPORTED_ONCE = [  # seconds of every rank otherwise; none of them starts a thre
     "tacit.attachments.fsdp",
     "tacit.attachments.merging",
     "tacit.attachments.plain",
+    "tacit.schemes",
     "tacit.transports",
 ]
 

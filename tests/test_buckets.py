@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tacit.buckets import flat_view, group_names, parameter_names, plan
+from tacit.buckets import flat_view, group_names, outer_names, parameter_names, plan
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.integers(1, 2000))
@@ -39,3 +39,25 @@ def test_neighbours_in_memory_are_one_vector_without_a_copy():
     assert buffer[2] == 100
     assert flat_view([buffer[2:4], buffer[5:9]]) is None
     assert flat_view([buffer[:2], torch.zeros(2)]) is None
+
+
+def test_embeddings_and_a_language_models_head_are_outer_and_a_classifiers_head_is_not():
+    class Language(nn.Module):
+        def __init__(self, tied):
+            super().__init__()
+            self.table, self.place = nn.Embedding(50, 8), nn.Embedding(16, 8)
+            self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 50, bias=False)
+            if tied:
+                self.head.weight = self.table.weight
+
+    for model, expected in (
+        (Language(tied=False), {"table.weight", "place.weight", "head.weight"}),
+        (Language(tied=True), {"table.weight", "place.weight"}),
+        (nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)), set()),
+        (nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 5)), {"0.weight"}),
+    ):
+        parameters = parameter_names(model)
+        outer = outer_names(model, parameters)
+        assert outer == expected
+        (bucket,) = plan(parameters, dict.fromkeys(parameters, "0"), 10**6, outer)
+        assert {span.name for span in bucket.layout.spans if span.outer} == expected

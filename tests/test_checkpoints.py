@@ -214,3 +214,52 @@ def test_the_snippets_of_the_page_resume_to_the_same_bits(ranks, tmp_path, way):
             for name in kept:
                 assert torch.equal(kept[name], (saved[0][1][name] + saved[1][1][name]) / 2)
     assert len(SNIPPETS) == 6
+
+
+# ---- tensors in a state
+
+
+def _with_tensors(rank, parts, rule="first", world=2):
+    return _state(rank, world) | {"memory": {"q": {"a": {"rule": rule, "parts": parts}}}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "rule", "said"),
+    [
+        ({"": [1.0]}, "first", "not a dense tensor"),
+        ({0: torch.zeros(2)}, "first", "not a dense tensor"),
+        ({"": torch.zeros(1).expand(2**40)}, "first", "not a dense tensor"),
+        ({"": torch.eye(2).to_sparse()}, "first", "not a dense tensor"),
+        ({"": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, "first", "not a dense tensor"),
+        ({"": torch.tensor([torch.nan])}, "first", "not finite"),
+        ({"": torch.zeros(2, device="meta")}, "first", "not finite"),
+        ({"": torch.ones(2, dtype=torch.int8)}, "mean", "has no mean"),
+        ({"": torch.ones(2)}, "median", "not a rule and tensors by part"),
+        ([torch.ones(2)], "first", "not a rule and tensors by part"),
+    ],
+)
+def test_damaged_tensors_are_refused_in_one_sentence(parts, rule, said):
+    for place in (Place(0, 2), Place(0, 3)):
+        with pytest.raises(CheckpointError, match=said):
+            pick([_with_tensors(rank, parts, rule) for rank in range(2)], place, "s", NUMELS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _with_tensors(1, {"": torch.ones(3)}, "mean"),
+        _with_tensors(1, {"": torch.ones(2).double()}, "mean"),
+        _with_tensors(1, {"": torch.ones(2)}, "first"),
+        _with_tensors(1, {}, "reset"),
+        _state(1) | {"memory": {"q": {"a": torch.ones(1)}}},
+    ],
+)
+def test_tensors_that_differ_in_kind_between_ranks_cannot_be_merged(other):
+    states = [_with_tensors(0, {"": torch.ones(2)}, "mean"), other]
+    with pytest.raises(CheckpointError, match="differs in kind or shape between ranks"):
+        pick(states, Place(0, 3), "s", NUMELS)
+
+
+def test_tensors_of_a_parameter_that_the_model_lacks_are_refused():
+    with pytest.raises(CheckpointError, match="does not exist in this model"):
+        pick(_with_tensors(0, {"": torch.ones(2)}), Place(0, 2), "s", {"b": 1})

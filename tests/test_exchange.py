@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from toys import deep, flat, loss_of, train
 
 import tacit
-from tacit.requests import loop_back, turn_for
+from tacit.requests import context_for, loop_back
 from tacit.stats import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 def _hundred_steps(rank, world, seed):
     from own_codec import Uniform4
 
+    from tacit.schemes import Sharded
     from tacit.strategy import Strategy
-    from tacit.transports import Sharded
 
     model = DDP(deep(layers=4, seed=seed), bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -49,22 +49,28 @@ def _slow_ranks(rank, world):
     from tacit.attachments.handle import own_group
     from tacit.buckets import Bucket
     from tacit.exchange import Exchange
-    from tacit.memory import Memory, Run
-    from tacit.transports import Sharded, Wire
+    from tacit.layout import Layout
+    from tacit.memory import MemoryStore
+    from tacit.schemes import Channel, Sharded
+    from tacit.transports import Wire
 
     exchange = Exchange(
-        Wire(own_group(None, None)), Sharded(), Uniform4(), Stats(), device=torch.device("cpu")
+        Channel(Wire(own_group(None, None)), Sharded()), Uniform4(), Stats(), device=torch.device("cpu")
     )
     numels = [1, 0, 7, 1000, 40_000, 3]
     means: dict[int, torch.Tensor] = {}
     jobs = []
     rng = torch.Generator().manual_seed(rank)
     for index, numel in enumerate(numels):
-        bucket = Bucket(index, Run((f"p{index}",), (numel,)), "0", torch.float32, torch.device("cpu"))
+        bucket = Bucket(index, Layout.of({f"p{index}": (numel,)}), "0", torch.float32, torch.device("cpu"))
         x = torch.randn(numel, generator=rng)
         if rank == index % world:
             torch.randn(400, 400) @ torch.randn(400, 400)  # some ranks are late with some buckets
-        jobs.append(exchange.reduce(bucket, x, Memory(), 0, lambda mean, i=index: means.__setitem__(i, mean)))
+        jobs.append(
+            exchange.reduce(
+                bucket, x, MemoryStore(), lambda mean, i=index: means.__setitem__(i, mean), seed=0, step=0
+            )
+        )
     exchange.wait(jobs)
     exchange.close()
     return [means[i] for i in range(len(numels))]
@@ -85,38 +91,41 @@ def test_real_ranks_hear_exactly_what_the_loop_back_says(ranks):
 
 def _loop(codec, inputs, bucket):
     """loop_back with the bucket's own seeds."""
-    from tacit.requests import LocalSlots, answer_all, as_heard
+    from tacit.requests import LocalMemory, answer_all, as_reduced
 
     world = len(inputs)
-    turns = [
-        turn_for(LocalSlots(x), seed=0, step=0, bucket=bucket, rank=r, world=world)
+    contexts = [
+        context_for(LocalMemory(x), seed=0, step=0, bucket=bucket, rank=r, world=world)
         for r, x in enumerate(inputs)
     ]
-    talks = [codec.reduce(x, t) for x, t in zip(inputs, turns, strict=True)]
+    talks = [codec.reduce(x, t) for x, t in zip(inputs, contexts, strict=True)]
     answers = [None] * world
     for _ in range(codec.traits.rounds):
         requests = [talk.send(a) for talk, a in zip(talks, answers, strict=True)]
-        answers = answer_all(requests, [t.own_seed for t in turns])
+        answers = answer_all(requests, [t.own_seed for t in contexts])
     try:
         talks[0].send(answers[0])
     except StopIteration as end:
-        return as_heard(end.value).total
+        return as_reduced(end.value).total
 
 
 def _sharded_equals_loop_back(rank, world, text):
     from tacit.attachments.handle import own_group
     from tacit.exchange import converse
-    from tacit.requests import LocalSlots
+    from tacit.requests import LocalMemory
+    from tacit.schemes import Channel
     from tacit.strategy import Strategy
     from tacit.transports import Wire
 
     strategy = Strategy.parse(text)
     wire = Wire(own_group(None, None))
     x = torch.randn(10_007, generator=torch.Generator().manual_seed(rank))
-    turn = turn_for(LocalSlots(x), seed=0, step=0, bucket="loop", rank=rank, world=world)
+    context = context_for(LocalMemory(x), seed=0, step=0, bucket="loop", rank=rank, world=world)
     stats = Stats()
-    heard = converse(wire, strategy.who, strategy.what.reduce(x, turn), turn.own_seed, stats, "0")
-    return heard.total, heard.said() if heard.said else x, stats.as_dict()
+    reduced = converse(
+        Channel(wire, strategy.scheme), strategy.what.reduce(x, context), context.own_seed, stats, "0"
+    )
+    return reduced.total, reduced.contribution() if reduced.contribution else x, stats.as_dict()
 
 
 def test_every_codec_over_the_sharded_scheme_equals_the_loop_back_bit_for_bit(ranks):
@@ -128,7 +137,7 @@ def test_every_codec_over_the_sharded_scheme_equals_the_loop_back_bit_for_bit(ra
         found = ranks.run(world, _sharded_equals_loop_back, f"every / {text} / sharded")
         for rank in range(world):
             assert torch.equal(found[rank][0], expected[rank].total)
-            said = inputs[rank] if expected[rank].said is None else expected[rank].said()
+            said = inputs[rank] if expected[rank].contribution is None else expected[rank].contribution()
             assert torch.equal(found[rank][1], said)
         if codec.traits.rounds > 1:
             continue

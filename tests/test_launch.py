@@ -117,7 +117,7 @@ def test_silence_beyond_the_timeout_ends_ranks_that_ignore_sigterm_too(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
-    with pytest.raises(launch.LaunchError, match=r"no rank said anything for 3 s.*\(0, 1\)"):
+    with pytest.raises(launch.LaunchError, match=r"no rank printed anything for 3 s.*\(0, 1\)"):
         module.run(
             f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SAY_PID}while True: time.sleep(60)", timeout_s=3
         )

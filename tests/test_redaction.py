@@ -6,11 +6,10 @@ import pytest
 
 from tacit.codecs import CODECS
 from tacit.errors import ConfigError
-from tacit.gossip.partners import Gossip
 from tacit.redaction import names_secret, take_secrets, without_secrets
-from tacit.rounds import ROUNDS
+from tacit.rounds import RULES
+from tacit.schemes import SCHEMES, Gossip, Star
 from tacit.strategy import Strategy
-from tacit.transports import SCHEMES, Star
 
 SECRET = "hunter2hunter2"
 WRONG = [
@@ -104,7 +103,7 @@ def test_hosts_may_have_any_name():
 
 
 def test_no_option_but_the_secret_has_a_name_that_is_hidden():
-    makers = {**CODECS, **ROUNDS, **SCHEMES, "gossip": Gossip}
+    makers = {**CODECS, **RULES, **SCHEMES, "gossip": Gossip}
     options = {name for maker in makers.values() for name in getattr(maker, "__dataclass_fields__", {})}
     assert {name for name in (*makers, *options) if names_secret(name)} == {"secret"}
 

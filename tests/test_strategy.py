@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tacit.codecs import CODECS, ErrorFeedback, Int4, Int8, register
 from tacit.errors import ConfigError
 from tacit.rounds import EveryStep
+from tacit.schemes import AllReduce, Sharded
 from tacit.strategy import Strategy
-from tacit.transports import AllReduce, Sharded
 
 TEXTS = {
     "none": "every / none / allreduce",

@@ -169,8 +169,14 @@ def test_a_bad_graph_gets_one_sentence(table, sentence):
         ("star(nodes=-1)", "nodes=-1; give 1 or more"),
         ("star(nodes=many)", "nodes=many is no number; write for example nodes=64"),
         ("star(nodes=2.5)", "nodes=2.5 is no number"),
-        ("star(64)", "says '64' without =; star has nodes, rate, latency"),
-        ("star(size=64)", "has no option 'size'; star has nodes, rate, latency"),
+        (
+            "star(64)",
+            "does not fit its options (nodes, rate, latency, mtu, loss): '64' is without its option's name",
+        ),
+        (
+            "star(size=64)",
+            "does not fit its options (nodes, rate, latency, mtu, loss): it has no option 'size'",
+        ),
         ("star(nodes=4, mtu=big)", "mtu=big is no number; write for example mtu=9000"),
         ("star(nodes=4, loss=1)", "loss from 0 to below 1"),
         ("star", "lacks nodes=...; write for example star"),
@@ -187,7 +193,9 @@ def test_a_bad_graph_gets_one_sentence(table, sentence):
     ],
 )
 def test_a_bad_line_gets_one_sentence(text, sentence):
-    with pytest.raises(ConfigError, match=sentence.replace("(", r"\(").replace("'?", "'.")) as error:
+    with pytest.raises(
+        ConfigError, match=sentence.replace("(", r"\(").replace(")", r"\)").replace("'?", "'.")
+    ) as error:
         parse_network(text)
     assert "\n" not in str(error.value)
 

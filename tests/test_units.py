@@ -1,7 +1,7 @@
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.sim.place import rate_words
+from tacit.sim.fabric import rate_words
 from tacit.topology import rate_text
 from tacit.units import parse_rate, parse_size, parse_time, size_text, time_text
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // The kernel plane: the slot rule of slot.h inside the path of packets, before the network stack sees them.
-// One body (judge) and two entry points. src/tacit/aggregator/kernel_plane.py loads it and fills its maps.
+// One body (judge) and two entry points. src/tacit/aggregator/planes/kernel_plane.py loads it and fills its maps.
 //
 // tc, on the way into every port, judges a packet and sends the answers through the ports' queues, so that
 // shaping applies to them. XDP, in the driver, judges too: most packets are added and not answered, and never

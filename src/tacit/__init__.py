@@ -1,4 +1,4 @@
-"""tacit: training on the network you have, as if it were faster, by saying less.
+"""tacit: training on the network you have, as if it were faster, by sending less.
 
 import tacit
 handle = tacit.attach(model, optimizer, "every / int8(block=256) / sharded")
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from tacit.errors import TacitError
     from tacit.requests import (
         Codec,
+        Context,
         Conversation,
         Gather,
-        Heard,
         Lanes,
         Max,
         Payload,
+        Reduced,
         Sum,
         TableSum,
         Total,
         Traits,
-        Turn,
         loop_back,
     )
+    from tacit.schemes import serve
     from tacit.strategy import Strategy
-    from tacit.transports import serve
 
 _WHERE = {
     "Codec": "requests",
     "Conversation": "requests",
     "Gather": "requests",
     "Handle": "attachments",
-    "Heard": "requests",
+    "Reduced": "requests",
     "Lanes": "requests",
     "Max": "requests",
     "Payload": "requests",
@@ -44,29 +44,29 @@ _WHERE = {
     "TacitError": "errors",
     "Total": "requests",
     "Traits": "requests",
-    "Turn": "requests",
+    "Context": "requests",
     "attach": "attachments",
     "loop_back": "requests",
     "register_codec": "codecs",
-    "serve": "transports",
+    "serve": "schemes",
 }
 
 __all__ = [
     "Codec",
+    "Context",
     "Conversation",
     "Gather",
     "Handle",
-    "Heard",
     "Lanes",
     "Max",
     "Payload",
+    "Reduced",
     "Strategy",
     "Sum",
     "TableSum",
     "TacitError",
     "Total",
     "Traits",
-    "Turn",
     "attach",
     "loop_back",
     "register_codec",

@@ -1,5 +1,5 @@
 """
-The C++ core: loops at the speed of memory. Arrays are 1-D, contiguous, on the CPU.
+The C++ core: loops at the speed of memory. Arrays are contiguous, on the CPU, and 1-D but for factors.
 """
 
 from collections.abc import Sequence
@@ -95,6 +95,40 @@ def topk_pack(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], length: int
 def topk_add(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], length: int, kept: int, bits: int, low: int, high: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
     """
     out += what the rows of `data` say; `data` is only read, the GIL is released.
+    """
+
+def low_rank_left(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], q: torch.Tensor | numpy.typing.NDArray[numpy.float32], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    p[k, i] = the sum over j of (x + e)[i, j] * q[k, j], for a matrix in rows; see native/low_rank.h.
+    """
+
+def low_rank_right(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], q: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """q[k, j] = the sum over i of (x + e)[i, j] * p[k, i]."""
+
+def low_rank_finish(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], own: torch.Tensor | numpy.typing.NDArray[numpy.float32], total: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    out = p^T total, and e = (x + e) - p^T own where that is finite; they do not overlap, the GIL is released.
+    """
+
+def low_rank_orthonormalize(p: torch.Tensor | numpy.typing.NDArray[numpy.float32], seed: int) -> int:
+    """
+    How many rows of `p` were dependent and replaced by random ones, after all were made orthonormal.
+    """
+
+def low_rank_lefts(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], matrices: torch.Tensor | numpy.typing.NDArray[numpy.int64], q: torch.Tensor | numpy.typing.NDArray[numpy.float32], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    low_rank_left of every matrix: start, rows, columns and rank of each are a row of `matrices`.
+    """
+
+def low_rank_rights(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], matrices: torch.Tensor | numpy.typing.NDArray[numpy.int64], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], q: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """low_rank_right of every matrix."""
+
+def low_rank_finishes(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], e: torch.Tensor | numpy.typing.NDArray[numpy.float32], matrices: torch.Tensor | numpy.typing.NDArray[numpy.int64], p: torch.Tensor | numpy.typing.NDArray[numpy.float32], own: torch.Tensor | numpy.typing.NDArray[numpy.float32], total: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """low_rank_finish of every matrix."""
+
+def low_rank_orthonormalize_all(p: torch.Tensor | numpy.typing.NDArray[numpy.float32], shapes: torch.Tensor | numpy.typing.NDArray[numpy.int64], seed: int) -> int:
+    """
+    low_rank_orthonormalize of every factor: rank and length of each are a row of `shapes`.
     """
 
 def simd() -> str:

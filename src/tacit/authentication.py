@@ -5,7 +5,7 @@ the proof of a message is one of that key over the sender's side, the number of 
 forged nor changed, repeated, left out, sent back to its sender or moved to another connection. Threat model and reasons:
 docs/decisions/0009-aggregator-control.md (the aggregator) and 0011-authentication.md (gossip and the store).
 
-`Talk` is one JSON object a line, every line proved after the greeting:
+`SealedMessages` is one JSON object a line, every line proved after the greeting:
 
     server  {"tacit": 2, "nonce": N}
     client  {"tacit": 2, "nonce": M, "proof": P, "text": "{...}"}
@@ -17,17 +17,17 @@ Bulk data (gossip/frames.py) uses `Proofs` itself, over bytes.
 import hmac
 import ipaddress
 import json
-import os
 import re
 import secrets
 from typing import Any, Literal
 
+from tacit import environment
 from tacit.errors import ConfigError
 
 VERSION = 2
-MOST_ASKED = 1 << 14  # bytes of a line to control
+MOST_REQUEST_NBYTES = 1 << 14  # bytes of a line to control
 MOST_NONCE = 128  # characters
-MOST_TOLD = 1 << 23  # bytes of a line from it: figures of 256 jobs of 64 ranks
+MOST_ANSWER_NBYTES = 1 << 23  # bytes of a line from it: figures of 256 jobs of 64 ranks
 
 SECRET = "TACIT_SECRET"  # the run's, in the environment of all its ranks and of `tacit store`
 LEAST_SECRET = 16  # characters: whoever records a greeting can try secrets at leisure
@@ -36,7 +36,7 @@ MAKE_ONE = f"export {SECRET}=$(openssl rand -hex 32)"
 _PROOF = re.compile("[0-9a-f]{64}")
 
 Message = dict[str, Any]
-Side = Literal["control", "asker"]
+Side = Literal["control", "asker"]  # server and client; part of what is proved, so these texts stay
 
 
 class ForgedError(Exception):
@@ -45,7 +45,7 @@ class ForgedError(Exception):
 
 def run_secret() -> str:
     """The secret of this run; "" where there is none, and then only loopback may be served. ConfigError for one that can be guessed."""
-    found = os.environ.get(SECRET, "")
+    found = environment.run_secret()
     if found and len(found) < LEAST_SECRET:
         raise ConfigError(
             f"{SECRET} has {len(found)} characters and can be guessed; take at least {LEAST_SECRET}: {MAKE_ONE}"
@@ -68,9 +68,8 @@ class Proofs:
         self, secret: str, purpose: str, server_nonce: str, client_nonce: str, side: str, other: str
     ) -> None:
         self.key = _digest(secret.encode(), f"{purpose} {server_nonce} {client_nonce}".encode())
-        self._keyed = hmac.new(
-            self.key, digestmod="sha256"
-        )  # copied for each message: a third of the time of a new one
+        # copied for each message: a third of the time of a new one
+        self._keyed = hmac.new(self.key, digestmod="sha256")
         self._side, self._other = side, other
         self._sent = self._received = 0
 
@@ -95,7 +94,7 @@ class Proofs:
         return made
 
 
-class Talk:
+class SealedMessages:
     """JSON messages of one connection, sealed and opened as one side does it."""
 
     def __init__(
@@ -117,7 +116,7 @@ class Talk:
         return encode({**plain, "proof": made.hexdigest(), "text": text})
 
     def open(self, line: Message) -> Message:
-        """The message on the other side's next line; ForgedError if it is not proved, and then the talk is as it was."""
+        """The message on the other side's next line; ForgedError if its proof does not hold, and then the sequence numbers are as they were."""
         proof, text = line.get("proof"), line.get("text")
         if not isinstance(proof, str) or not isinstance(text, str) or not (proof + text).isascii():
             raise ForgedError

@@ -4,14 +4,14 @@ tacit cuts its own, from the order of the parameters alone: the plan is the same
 after a restart. DDP's buckets change after the first step; what depended on them would not resume to the same bits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import ConfigError
-from tacit.memory import Run
+from tacit.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Bucket:
     """Parameters of one dtype, device and parameter group, in the order in which backward reaches them."""
 
     index: int
-    layout: Run
+    layout: Layout
     group: str
     dtype: torch.dtype
     device: torch.device
@@ -42,7 +42,7 @@ def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"{name!r} makes sparse gradients, which no codec speaks yet; build it with sparse=False"
+                f"{name!r} makes sparse gradients, which no codec sends yet; build it with sparse=False"
             )
     return found
 
@@ -67,10 +67,28 @@ def group_names(
     return {name: labels.get(id(p), "0") for name, p in parameters.items()}
 
 
+def outer_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    """Embeddings, and a language model's head: the last linear layer, if it has as many outputs as an embedding has rows.
+
+    Their gradients touch few rows, and are far from low rank.
+    """
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    heads = [m for m in linears[-1:] if m.out_features in {table.num_embeddings for table in tables}]
+    outer = {id(module.weight) for module in (*tables, *heads)}
+    return frozenset(name for name, parameter in parameters.items() if id(parameter) in outer)
+
+
 def plan(
-    parameters: Mapping[str, nn.Parameter], groups: Mapping[str, str], bucket_nbytes: int
+    parameters: Mapping[str, nn.Parameter],
+    groups: Mapping[str, str],
+    bucket_nbytes: int,
+    outer: Collection[str] = (),
 ) -> list[Bucket]:
-    """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first."""
+    """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first.
+
+    `outer` names embeddings and the head, for codecs that treat them in another way.
+    """
     open_runs: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
     closed: list[list[str]] = []
     for name, parameter in reversed(list(parameters.items())):
@@ -81,15 +99,12 @@ def plan(
             run = open_runs[key] = []
         run.append(name)
     closed += open_runs.values()
-    return [_bucket(index, names, parameters, groups) for index, names in enumerate(closed)]
-
-
-def _bucket(
-    index: int, names: Sequence[str], parameters: Mapping[str, nn.Parameter], groups: Mapping[str, str]
-) -> Bucket:
-    first = parameters[names[0]]
-    layout = Run(tuple(names), tuple(parameters[n].numel() for n in names))
-    return Bucket(index, layout, groups[names[0]], first.dtype, first.device)
+    buckets = []
+    for index, names in enumerate(closed):
+        first = parameters[names[0]]
+        layout = Layout.of({name: parameters[name].shape for name in names}, outer)
+        buckets.append(Bucket(index, layout, groups[names[0]], first.dtype, first.device))
+    return buckets
 
 
 def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
@@ -105,4 +120,4 @@ def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
 
 def digest_of(buckets: Iterable[Bucket]) -> str:
     """What must be the same on every rank before the first exchange."""
-    return ";".join(f"{b.group}:{b.dtype}:{b.layout.names}:{b.layout.numels}" for b in buckets)
+    return ";".join(f"{b.group}:{b.dtype}:{b.layout.spans}" for b in buckets)

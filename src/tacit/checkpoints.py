@@ -7,7 +7,7 @@ that has not trained yet could not name the parts it wants back). Why: docs/deci
 """
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit.errors import CheckpointError
-from tacit.memory import mean_of
+from tacit.memory import merged_of
+from tacit.requests import RULES
 
 FORMAT = 1
 _KEY = "tacit_rank"
@@ -51,7 +52,7 @@ def processes_in(names: Iterable[str]) -> list[int]:
 def pick(state: Any, place: Place, strategy: str, numels: Mapping[str, int]) -> Mapping[str, Any]:
     """The one rank's state to load at `place`, out of a rank's own state, a full state, or a list of every rank's state.
 
-    Same world and own rank: the same bits. Otherwise the states of ALL old ranks are needed, and merged by `mean_of`.
+    Same world and own rank: the same bits. Otherwise the states of ALL old ranks are needed, and merged by `merged_of`.
     Every state that counts is checked from end to end first: CheckpointError, and nothing else, for one that cannot be loaded.
     """
     states = _as_list(state)
@@ -84,8 +85,9 @@ def pick(state: Any, place: Place, strategy: str, numels: Mapping[str, int]) -> 
             f"with the states of all {old_world} ranks, or save handle.full_state_dict() once; with torch.distributed.checkpoint "
             f"load handle.resharded(checkpoint)"
         )
+    _check_alike([found["memory"] for found in states])
     in_order = sorted(states, key=lambda found: int(found["rank"]))
-    return {**in_order[0], "memory": mean_of([found["memory"] for found in in_order])}
+    return {**in_order[0], "memory": merged_of([found["memory"] for found in in_order])}
 
 
 def _as_list(state: Any) -> list[Mapping[str, Any]]:
@@ -141,7 +143,57 @@ def _check_memory(state: Mapping[str, Any], strategy: str, numels: Mapping[str, 
                 f"memory {_short(slot)} is {_short(parts)}, not a dict of tensors by parameter name; {_DAMAGED}"
             )
         for name, kept in parts.items():
-            _check_vector(slot, name, kept, numels)
+            if isinstance(kept, Mapping):
+                _check_tensors(slot, name, kept, numels)
+            else:
+                _check_vector(slot, name, kept, numels)
+        if len({isinstance(kept, Mapping) for kept in parts.values()}) > 1:
+            raise CheckpointError(f"memory {slot!r} holds vectors and tensors; {_DAMAGED}")
+
+
+def _check_tensors(slot: str, name: object, kept: Mapping[Any, Any], numels: Mapping[str, int]) -> None:
+    what = f"memory {slot!r} of parameter {_short(name)}"
+    if name not in numels:
+        raise CheckpointError(
+            f"{what} is in the checkpoint, but the parameter does not exist in this model; load the checkpoint of this model or "
+            f"leave tacit's state out"
+        )
+    rule, parts = kept.get("rule"), kept.get("parts")
+    if rule not in RULES or not isinstance(parts, Mapping) or kept.keys() != {"rule", "parts"}:
+        raise CheckpointError(f"{what} is {_short(kept)}, not a rule and tensors by part; {_DAMAGED}")
+    for part, value in parts.items():
+        if not isinstance(part, str) or not _is_dense(value):
+            raise CheckpointError(
+                f"{what}, part {_short(part)}, is {_short(value)}, not a dense tensor; {_DAMAGED}"
+            )
+        if rule == "mean" and not value.is_floating_point():
+            raise CheckpointError(f"{what} is {value.dtype} and has no mean; {_DAMAGED}")
+        if value.device.type == "meta" or not bool(value.isfinite().all()):
+            raise CheckpointError(f"{what} holds numbers that are not finite; load an older checkpoint")
+
+
+def _is_dense(value: object) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_quantized or value.is_nested) and value.is_contiguous()
+
+
+def _check_alike(memories: Sequence[Mapping[str, Any]]) -> None:
+    """Raises CheckpointError unless what the ranks kept can be merged: of one kind, rule, shape and dtype."""
+    seen: dict[tuple[str, ...], object] = {}
+    for memory in memories:
+        for slot, parts in memory.items():
+            for name, kept in parts.items():
+                tensors = kept["parts"] if isinstance(kept, Mapping) else {}
+                facts: dict[tuple[str, ...], object] = {
+                    (slot, name): kept["rule"] if isinstance(kept, Mapping) else None
+                }
+                facts |= {(slot, name, part): (t.shape, t.dtype) for part, t in tensors.items()}
+                for key, fact in facts.items():
+                    if seen.setdefault(key, fact) != fact:
+                        raise CheckpointError(
+                            f"memory {slot!r} of parameter {name!r} differs in kind or shape between ranks; {_DAMAGED}"
+                        )
 
 
 def _check_vector(slot: str, name: object, kept: Any, numels: Mapping[str, int]) -> None:
@@ -161,7 +213,7 @@ def _check_vector(slot: str, name: object, kept: Any, numels: Mapping[str, int])
 
 
 def need(state: Mapping[str, Any], name: str, good: bool, what: str) -> None:
-    """Raises CheckpointError unless `good`, which says whether entry `name` of a state is `what` it must be."""
+    """Raises CheckpointError unless `good`, which is whether entry `name` of a state is `what` it must be."""
     if not good:
         found = f"is {_short(state[name])}" if name in state else "is missing"
         raise CheckpointError(f"{name!r} {found} in the checkpoint, and must be {what}; {_DAMAGED}")

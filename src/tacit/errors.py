@@ -22,7 +22,15 @@ def one_line(text: str, most: int = 600) -> str:
 
 
 class TacitError(Exception):
-    """The root of all errors that tacit raises on purpose; its text is one line, whatever the value that it quotes."""
+    """The root of all errors that tacit raises on purpose; its text is one line, whatever the value that it quotes.
+
+    Example:
+        >>> try:
+        ...     raise ConfigError("world=0: give at least 1")
+        ... except TacitError as refused:
+        ...     print(refused)
+        world=0: give at least 1
+    """
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -53,4 +61,4 @@ class ConformanceError(TacitError):
 
 
 class ScheduleError(ConfigError):
-    """A schedule that does not do what it says: the message names the rank, the chunk and the fault."""
+    """A schedule that does not compute what it promises: the message names the rank, the chunk and the fault."""

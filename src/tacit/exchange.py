@@ -25,23 +25,24 @@ from torch import Tensor
 
 from tacit.buckets import Bucket
 from tacit.errors import ConformanceError, TacitError, TransportError
-from tacit.memory import Memory
-from tacit.requests import Codec, Conversation, Heard, Request, as_heard, turn_for
+from tacit.memory import MemoryStore
+from tacit.requests import Codec, Conversation, Reduced, Request, as_reduced, context_for
+from tacit.schemes import Channel
 from tacit.stats import Stats
-from tacit.transports import Scheme, Wire
+from tacit.transports import Wire
 
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class Reduction:
     """One conversation on its way; `done` is set when `finish` has run or the exchange has failed."""
 
     talk: Conversation
     rounds: int
     group: str
     seed: int
-    finish: Callable[[Heard], None]
+    finish: Callable[[Reduced], None]
     done: threading.Event = field(default_factory=threading.Event)
     request: Request | None = None
     asked: int = 0
@@ -52,17 +53,15 @@ class Job:
 class Exchange:
     """The ordered communication of one handle. `close()` ends its threads; so does the end of the process."""
 
-    def __init__(
-        self, wire: Wire, scheme: Scheme, codec: Codec, stats: Stats, *, device: torch.device, seed: int = 0
-    ):
-        self.wire, self.scheme, self.codec, self.stats, self.seed = wire, scheme, codec, stats, seed
+    def __init__(self, channel: Channel, codec: Codec, stats: Stats, *, device: torch.device):
+        self.channel, self.wire, self.codec, self.stats = channel, channel.wire, codec, stats
         self.error: TacitError | None = None
         self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._inbox: queue.PriorityQueue[tuple[int, int, Job | None, Any]] = queue.PriorityQueue()
-        self._outbox: queue.SimpleQueue[tuple[Job, Request] | None] = queue.SimpleQueue()
-        self._speaking: deque[Job] = deque()  # jobs with requests still to make, in order
-        self._open: set[Job] = set()
+        self._inbox: queue.PriorityQueue[tuple[int, int, Reduction | None, Any]] = queue.PriorityQueue()
+        self._outbox: queue.SimpleQueue[tuple[Reduction, Request] | None] = queue.SimpleQueue()
+        self._requesting: deque[Reduction] = deque()  # jobs with requests still to make, in order
+        self._open: set[Reduction] = set()
         self._flags: deque[tuple[Bucket, int, Tensor]] = deque()
         self._count = itertools.count()
         self._lock = threading.Lock()
@@ -70,40 +69,49 @@ class Exchange:
             threading.Thread(target=work, name=f"tacit-{name}", daemon=True)
             for name, work in (("codec", self._codec_thread), ("wire", self._wire_thread))
         ]
-        if wire.outside is not None:
-            wire.outside.on_lost = (
-                self._fail
-            )  # the wire's thread may stand in a collective until its time-out
+        channel.scheme.on_lost(self._fail)  # the wire's thread may stand in a collective until its time-out
         for thread in self._threads:
             thread.start()
 
     # ---- the training thread's side ----
 
     def reduce(
-        self, bucket: Bucket, x: Tensor, memory: Memory, step: int, deliver: Callable[[Tensor], None]
-    ) -> Job:
-        """Starts the exchange of `x`; `deliver(mean)` is called in the codec thread. `x` must not change until then."""
+        self,
+        bucket: Bucket,
+        x: Tensor,
+        memory: MemoryStore,
+        deliver: Callable[[Tensor], None],
+        *,
+        seed: int,
+        step: int,
+    ) -> Reduction:
+        """Starts the exchange of `x`; `deliver(mean)` is called in the codec thread. `x` must not change until then.
+
+        `seed` and `step` are the handle's, the same on all ranks: what a codec draws follows from them.
+        """
         self._report_late(step)
         if self._stream is not None:
             x.record_stream(self._stream)  # read there after this thread may have let go of it
-        turn = turn_for(
+        context = context_for(
             memory.of(bucket.layout, x.device),
-            seed=self.seed,
+            seed=seed,
             step=step,
             bucket=f"{bucket.index}:{bucket.layout.key}",
             rank=self.wire.rank,
             world=self.wire.world,
         )
 
-        def finish(heard: Heard) -> None:
+        def finish(reduced: Reduced) -> None:
             mean = (
-                heard.total.div_(self.wire.world) if heard.total is not x else heard.total / self.wire.world
+                reduced.total.div_(self.wire.world)
+                if reduced.total is not x
+                else reduced.total / self.wire.world
             )
             self._report_nonfinite(bucket, x, mean, step)
             deliver(mean)
 
         return self.submit(
-            self.codec.reduce(x, turn), self.codec.traits.rounds, finish, bucket.group, turn.own_seed
+            self.codec.reduce(x, context), self.codec.traits.rounds, finish, bucket.group, context.own_seed
         )
 
     def ask(self, request: Request, group: str = "control") -> Any:
@@ -116,9 +124,9 @@ class Exchange:
 
         def talk() -> Conversation:
             answers.append((yield request))
-            return Heard(torch.empty(0))
+            return Reduced(torch.empty(0))
 
-        job = self.submit(talk(), 1, lambda heard: None, group, 0)
+        job = self.submit(talk(), 1, lambda reduced: None, group, 0)
         sent = [request]  # kept until it is answered: on an accelerator another stream reads it
 
         def answer() -> Any:
@@ -129,20 +137,20 @@ class Exchange:
         return answer
 
     def submit(
-        self, talk: Conversation, rounds: int, finish: Callable[[Heard], None], group: str, seed: int
-    ) -> Job:
-        job = Job(talk, rounds, group, seed, finish)
+        self, talk: Conversation, rounds: int, finish: Callable[[Reduced], None], group: str, seed: int
+    ) -> Reduction:
+        job = Reduction(talk, rounds, group, seed, finish)
         if self._stream is not None:
             job.ready = torch.accelerator.current_stream().record_event()
         with self._lock:
             if self.error is not None:
                 raise self.error
             self._open.add(job)
-            self._speaking.append(job)
+            self._requesting.append(job)
         self._inbox.put((1, next(self._count), job, None))
         return job
 
-    def wait(self, jobs: Iterable[Job]) -> None:
+    def wait(self, jobs: Iterable[Reduction]) -> None:
         """Returns when all jobs are finished; raises what ended the exchange."""
         with self.stats.timed("wait"):
             for job in jobs:
@@ -157,9 +165,8 @@ class Exchange:
         self._fail(TransportError("the exchange was closed; attach the model again to go on"))
         self._inbox.put((0, next(self._count), None, None))
         self._outbox.put(None)
-        for (
-            thread
-        ) in self._threads:  # a thread that still frees tensors while the interpreter ends aborts the process
+        # a thread that still frees tensors while the interpreter ends aborts the process
+        for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_CLOSE_S)
 
@@ -181,7 +188,7 @@ class Exchange:
                     self._fail(cause)
                 del job, answer  # while it waits, the thread must not keep what a job holds alive: the model
 
-    def _advance(self, job: Job, answer: Any) -> None:
+    def _advance(self, job: Reduction, answer: Any) -> None:
         if self._stream is not None and job.ready is not None:
             self._stream.wait_event(job.ready)
             job.ready = None
@@ -189,16 +196,16 @@ class Exchange:
             try:
                 job.request = job.talk.send(answer)
             except StopIteration as end:
-                self._finish(job, as_heard(end.value))
+                self._finish(job, as_reduced(end.value))
                 return
         if job.asked == job.rounds:
             raise ConformanceError(f"{self.codec} made more than the {job.rounds} requests it declares")
         self._issue()
 
-    def _finish(self, job: Job, heard: Heard) -> None:
+    def _finish(self, job: Reduction, reduced: Reduced) -> None:
         if job.asked < job.rounds:
             raise ConformanceError(f"{self.codec} made {job.asked} requests and declares {job.rounds}")
-        job.finish(heard)
+        job.finish(reduced)
         if self._stream is not None:
             job.finished = self._stream.record_event()
         with self._lock:
@@ -207,11 +214,11 @@ class Exchange:
 
     def _issue(self) -> None:
         """Sends what may go now: a job's first request follows the last one of the job before it."""
-        while self._speaking and (job := self._speaking[0]).request is not None:
+        while self._requesting and (job := self._requesting[0]).request is not None:
             request, job.request = job.request, None
             job.asked += 1
             if job.asked == job.rounds:
-                self._speaking.popleft()
+                self._requesting.popleft()
             self._outbox.put((job, request))
 
     def _report_nonfinite(self, bucket: Bucket, x: Tensor, mean: Tensor, step: int) -> None:
@@ -234,7 +241,7 @@ class Exchange:
                 job, request = item
                 try:
                     with counted(self.wire, self.stats, type(request).__name__, job.group):
-                        answer = self.wire.answer(self.scheme, request, job.seed)
+                        answer = self.channel.answer(request, job.seed)
                 except Exception as cause:
                     self._fail(cause)
                     break
@@ -250,14 +257,14 @@ class Exchange:
             if self.error is None:
                 self.error = cause if isinstance(cause, TacitError) else _unexpected(cause)
             failed, self._open = self._open, set()
-            self._speaking.clear()
+            self._requesting.clear()
             error = self.error
         for job in failed:
             job.done.set()
         self.on_fail(error)
 
 
-def converse(wire: Wire, scheme: Scheme, talk: Conversation, seed: int, stats: Stats, group: str) -> Heard:
+def converse(channel: Channel, talk: Conversation, seed: int, stats: Stats, group: str) -> Reduced:
     """Drives one conversation to its end in the calling thread: for callers that wait for the answer anyway."""
     answer: Any = None
     while True:
@@ -265,9 +272,9 @@ def converse(wire: Wire, scheme: Scheme, talk: Conversation, seed: int, stats: S
             try:
                 request = talk.send(answer)
             except StopIteration as end:
-                return as_heard(end.value)
-        with counted(wire, stats, type(request).__name__, group):
-            answer = wire.answer(scheme, request, seed)
+                return as_reduced(end.value)
+        with counted(channel.wire, stats, type(request).__name__, group):
+            answer = channel.answer(request, seed)
 
 
 @contextmanager

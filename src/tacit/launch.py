@@ -1,9 +1,9 @@
-"""Ranks as child processes: started together, heard together, ended together.
+"""Ranks as child processes: started, read and ended together.
 
     launch.run("tacit.demo.worker", ["--steps", "5"], ranks=4, on_message=print, log_dir=Path("runs/logs"))
 
 The children find torchrun's environment variables, so the module they run needs no knowledge of this file.
-What a rank prints as a JSON object reaches `on_message`; all else it says is in its log.
+What a rank prints as a JSON object reaches `on_message`; all else it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 from tacit.authentication import SECRET
+from tacit.environment import inherited
 from tacit.errors import TacitError
 
 Message = dict[str, Any]
@@ -36,12 +37,12 @@ TAIL_LINES = 12
 
 
 class LaunchError(TacitError):
-    """A rank failed or fell silent; by the time this is raised, no rank is left running."""
+    """A rank failed, or no rank printed anything for too long; by the time this is raised, no rank is left running."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank runs: the words before its command, and what its environment has besides torchrun's variables."""
+class RankSpec:
+    """Where a rank runs: the arguments before its command, and what its environment has besides torchrun's variables."""
 
     prefix: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -66,20 +67,24 @@ def run(
     log_dir: Path,
     timeout_s: float = 300.0,
     limit_s: float = math.inf,
-    places: Sequence[Place] = (),
+    rank_specs: Sequence[RankSpec] = (),
 ) -> None:
     """Runs `python -m module args` as `ranks` processes until all end well; `on_message` runs in this thread.
 
-    Raises `LaunchError` when a rank fails, when no rank says anything for `timeout_s`, or when they have run for
+    Raises `LaunchError` when a rank fails, when no rank prints anything for `timeout_s`, or when they have run for
     `limit_s`. However this returns (error, Ctrl-C, SIGTERM), every child has ended. Each rank's stderr is in
-    `log_dir`/rank-N.log. Without `places`, one a rank, all run here.
+    `log_dir`/rank-N.log. Without `rank_specs`, one a rank, all run here.
     """
     if ranks < 1:
         raise LaunchError(f"ranks={ranks}: at least one rank is needed")
     log_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", module, *args]
-    places = places or [Place()] * ranks
-    with _sigterm_as_exit(), reserved_port() as port, _started(command, places, port, log_dir) as children:
+    rank_specs = rank_specs or [RankSpec()] * ranks
+    with (
+        _sigterm_as_exit(),
+        reserved_port() as port,
+        _started(command, rank_specs, port, log_dir) as children,
+    ):
         _listen(children, on_message, timeout_s, limit_s)
 
 
@@ -97,20 +102,22 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def _started(command: list[str], places: Sequence[Place], port: int, log_dir: Path) -> Iterator[list[Child]]:
+def _started(
+    command: list[str], rank_specs: Sequence[RankSpec], port: int, log_dir: Path
+) -> Iterator[list[Child]]:
     children: list[Child] = []
     secret = secrets.token_hex(32)  # of this run: ranks that gossip prove it to each other
     try:
-        for rank, place in enumerate(places):
-            env = _environment(rank, len(places), port) | {SECRET: secret} | dict(place.env)
-            children.append(_start([*place.prefix, *command], rank, env, log_dir / f"rank-{rank}.log"))
+        for rank, spec in enumerate(rank_specs):
+            env = _environment(rank, len(rank_specs), port) | {SECRET: secret} | dict(spec.env)
+            children.append(_start([*spec.prefix, *command], rank, env, log_dir / f"rank-{rank}.log"))
         yield children
     finally:
         _end(children)
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    return os.environ | {  # inherited, not read: the children see what the user set
+    return inherited() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -168,8 +175,8 @@ def _listen(
             left_s = deadline - time.monotonic()
             events = selector.select(max(0.0, min(timeout_s, left_s)))
             if not events:
-                told = _unfinished(children, limit_s) if left_s < timeout_s else _silence(children, timeout_s)
-                raise LaunchError(told)
+                why = _unfinished(children, limit_s) if left_s < timeout_s else _silence(children, timeout_s)
+                raise LaunchError(why)
             for key, _ in events:
                 child, chunk = key.data, os.read(key.fd, 1 << 16)
                 _deliver(child, chunk, on_message)
@@ -221,7 +228,9 @@ def _silence(children: list[Child], timeout_s: float) -> str:
     running = [child for child in children if child.process.poll() is None]
     names = ", ".join(str(child.rank) for child in running)
     tail = _tail(running[0].log) if running else ""
-    return f"no rank said anything for {timeout_s:g} s; the ranks still running ({names}) were ended.{tail}"
+    return (
+        f"no rank printed anything for {timeout_s:g} s; the ranks still running ({names}) were ended.{tail}"
+    )
 
 
 def _tail(log: Path) -> str:

@@ -10,7 +10,6 @@ may leave half a line behind: the next one that can be written starts on a line 
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import secrets
@@ -18,11 +17,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from tacit import record_types
 
 Record = dict[str, Any]
 
@@ -47,8 +48,18 @@ class Recorder:
         weakref.finalize(self, self._file.close).atexit = False
 
     def record(self, kind: str, **fields: Any) -> Record:
-        """The record as written: `time`, `kind`, `run`, then the fields. A number that is not finite is null. OSError: it was not written."""
-        entry = _plain({"time": self._clock(), "kind": kind, "run": self.run, **fields})
+        """The record as written: `time`, `kind`, `run`, then the fields. A number that is not finite is null.
+
+        A kind that has a type (`record_types.TYPES`) is checked against it and gets its version.
+
+        Raises:
+            TypeError: a field does not fit the kind's type.
+            OSError: it was not written.
+        """
+        version = {"version": record_types.VERSION} if kind in record_types.TYPES else {}
+        header = {"time": self._clock(), "kind": kind, "run": self.run, **version}
+        entry = record_types.plain(header | fields)
+        record_types.check(entry)
         line = json.dumps(entry, allow_nan=False).encode() + b"\n"
         with self._lock:
             self._write(
@@ -77,16 +88,19 @@ class Recorder:
 
 def read(path: str | Path) -> list[Record]:
     """All records of a file, oldest first; a torn line is skipped and named in a `TornRecordWarning`, an empty one is skipped."""
-    records: list[Record] = []
+    return [entry for _, entry in read_lines(path)]
+
+
+def read_lines(path: str | Path) -> list[tuple[int, Record]]:
+    """The same, each with the number of its line."""
+    records: list[tuple[int, Record]] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if not line:
             continue
         try:
-            entry = json.loads(line)
+            records.append((number, json.loads(line)))
         except ValueError:
             warnings.warn(f"{path}: line {number} is torn and was skipped", TornRecordWarning, stacklevel=2)
-            continue
-        records.append(entry)
     return records
 
 
@@ -130,14 +144,3 @@ def _ends_torn(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
-
-
-def _plain(value: Any) -> Any:
-    """`value` as strict JSON can say it: NaN and infinity, which a diverged run produces, become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -1,11 +1,11 @@
-"""The words of a conversation: what a codec may ask of the other ranks, and the loop-back that answers in one process.
+"""Requests: what a codec may ask of the other ranks, and the loop-back that answers in one process.
 
 A codec is a generator. It yields requests and receives their results; it never sees sockets, threads or futures:
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         norm  = yield Max(x.norm())
         total = yield TableSum(quantize(x, norm), table)
-        return Heard(dequantize(total, norm), said=...)
+        return Reduced(dequantize(total, norm), contribution=...)
 
 Every codec returns the SUM over ranks. Averaging happens once, in exchange.py.
 """
@@ -14,16 +14,17 @@ import hashlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tacit import _core
 from tacit.errors import ConformanceError, PairingError
+from tacit.layout import Layout
 
 
-class Form(Protocol):
+class WireFormat(Protocol):
     """How a run of floats lies on the wire. `adds`: payloads of this form may be added where they stand."""
 
     @property
@@ -94,10 +95,20 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`numel` numbers written in a form."""
+    """`numel` numbers written in a format.
+
+    Args:
+        data: The bytes or numbers that are sent.
+        format: How they are laid out.
+        numel: How many numbers they stand for.
+
+    Example:
+        >>> Payload.dense(torch.ones(3, dtype=torch.bfloat16)).nbytes
+        6
+    """
 
     data: Tensor
-    form: Form
+    format: WireFormat
     numel: int
 
     @staticmethod
@@ -109,12 +120,21 @@ class Payload:
         return self.data.numel() * self.data.element_size()
 
     def unpack(self) -> Tensor:
-        return self.form.unpack(self.data, self.numel)
+        return self.format.unpack(self.data, self.numel)
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Integer lanes of `bits` bits that must hold the sum of values up to `largest` from every rank."""
+    """Integer lanes of `bits` bits that must hold the sum of values up to `largest` from every rank.
+
+    Args:
+        bits: 8, 16 or 32.
+        largest: The largest value of one rank.
+
+    Example:
+        >>> Lanes(bits=8, largest=15).most_ranks
+        17
+    """
 
     bits: int
     largest: int
@@ -139,11 +159,19 @@ class Lanes:
 class Sum:
     """The element-wise sum of every rank's payload. Answered by a Total.
 
-    `to_all`: a small sum that every rank needs to go on, also where FSDP2 scatters the result.
+    Args:
+        payload: This rank's part.
+        to_all: Every rank needs it to go on, also where FSDP2 scatters the result.
+        small: It costs latency, not bandwidth: an aggregator is not asked.
+
+    Example:
+        >>> Sum(Payload.dense(torch.zeros(5))).nbytes
+        20
     """
 
     payload: Payload
     to_all: bool = False
+    small: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +180,15 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """The element-wise maximum over ranks of a small tensor; NaN counts as infinity. Answered by a Tensor."""
+    """The element-wise maximum over ranks of a small tensor; NaN counts as infinity. Answered by a Tensor.
+
+    Args:
+        value: This rank's part.
+
+    Example:
+        >>> Max(torch.tensor([0.5])).nbytes
+        4
+    """
 
     value: Tensor
 
@@ -163,7 +199,15 @@ class Max:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Every rank's tensor, in rank order; all of one shape. Answered by a list of Tensors."""
+    """Every rank's tensor, in rank order; all of one shape. Answered by a list of Tensors.
+
+    Args:
+        value: This rank's part.
+
+    Example:
+        >>> Gather(torch.zeros(4, dtype=torch.uint8)).nbytes
+        4
+    """
 
     value: Tensor
 
@@ -176,13 +220,24 @@ class Gather:
 class TableSum:
     """The sum over ranks of table[index]: whoever adds, adds small integers. Answered by a Total of lanes.
 
-    `index` holds 8 / bits indices a byte, the first in the low bits.
+    Args:
+        index: 8 / bits indices a byte, the first in the low bits.
+        table: What each index stands for; 2, 4, 16 or 256 integers.
+        numel: How many indices there are.
+        lanes: The integers that are added.
+        to_all: As in Sum.
+
+    Example:
+        >>> index = torch.tensor([0x21, 0x03], dtype=torch.uint8)  # 1, 2, 3
+        >>> TableSum(index, tuple(range(16)), 3, Lanes(bits=8, largest=15)).look_up().tolist()
+        [1, 2, 3]
     """
 
     index: Tensor
     table: tuple[int, ...]
     numel: int
     lanes: Lanes
+    to_all: bool = False
 
     @property
     def bits(self) -> int:
@@ -234,72 +289,166 @@ Request = Sum | Max | Gather | TableSum
 class Total:
     """What comes back from Sum and TableSum: `value`, and how many ranks are in it.
 
-    `lost`: where this rank re-encoded a part of the sum for the others, the elements [start, stop) and the exact
-    minus the re-encoded values. It belongs to this rank's memory, so that nothing disappears on the way.
+    Args:
+        value: The sum.
+        count: How many ranks are in it.
+        lost: Where this rank re-encoded a part of the sum for the others, the elements [start, stop) and the exact
+            minus the re-encoded values. It belongs to this rank's memory, so that nothing disappears on the way.
+
+    Example:
+        >>> own = Payload.dense(torch.tensor([1.0, 2.0]))
+        >>> Total(torch.tensor([4.0, 6.0]), count=2).reduced(own).contribution()
+        tensor([1., 2.])
     """
 
     value: Tensor
     count: int
     lost: tuple[int, int, Tensor] | None = None
 
-    def heard(self, payload: Payload) -> "Heard":
-        """The end of a one-Sum conversation: what the others heard of this rank is its own payload, less `lost`."""
+    def reduced(self, payload: Payload) -> "Reduced":
+        """The end of a one-Sum conversation: this rank contributed its own payload, less `lost`."""
 
-        def said() -> Tensor:
+        def contribution() -> Tensor:
             own = payload.unpack().to(torch.float32, copy=True)
             if self.lost is not None:
                 start, stop, values = self.lost
                 own[start:stop] -= values
             return own
 
-        return Heard(self.value, said)
+        return Reduced(self.value, contribution)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """How a conversation ends: `total`, the sum that came back; `said()`, this rank's share in it (None: all of x).
+class Reduced:
+    """How a conversation ends. The contributions of all ranks add up to the total: error feedback and the conformance kit rely on it.
 
-    The shares of all ranks add up to the total: error feedback and the conformance kit rely on it.
+    Args:
+        total: The sum over ranks.
+        contribution: Returns this rank's part of it, when it is asked for; None where that is all of x.
+
+    Example:
+        >>> Reduced(torch.tensor([3.0]), contribution=lambda: torch.tensor([1.0])).contribution()
+        tensor([1.])
     """
 
     total: Tensor
-    said: Callable[[], Tensor] | None = None
+    contribution: Callable[[], Tensor] | None = None
 
 
-Conversation = Generator[Request, Any, Heard]
+Conversation = Generator[Request, Any, Reduced]
+
+STEADY_STEP = 2**30  # by then every codec sends what it declares; some send more in their first steps
 
 
-class Slots(Protocol):
+class Memory(Protocol):
     """What one bucket keeps between steps."""
+
+    @property
+    def layout(self) -> Layout: ...
 
     def vector(self, slot: str) -> Tensor:
         """A float32 vector as long as the bucket, zero at first; kept by writing into it."""
         ...
 
+    def tensor(
+        self,
+        slot: str,
+        name: str,
+        shape: Sequence[int],
+        *,
+        rule: str,
+        dtype: torch.dtype = torch.float32,
+        init: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """A tensor of any shape and dtype that belongs to parameter `name` of the layout; kept by writing into it.
+
+        Args:
+            init: makes its first value; zeros without one.
+            rule: what it becomes in another world: "mean" of the old ranks (floating point only), "first" (the lowest old
+                rank's, for what all ranks hold alike) or "reset" (`init` again).
+        """
+        ...
+
+
+RULES = ("mean", "first", "reset")
+
+
+def check_rule(slot: str, rule: str, dtype: torch.dtype) -> None:
+    """Raises ConformanceError for a rule that does not exist, or that does not fit the dtype."""
+    if rule not in RULES or (rule == "mean" and not dtype.is_floating_point):
+        raise ConformanceError(
+            f"memory {slot!r} of {dtype} with rule={rule!r}: write 'mean' (floating point only), 'first' or 'reset'"
+        )
+
+
+def new_tensor(wanted: Tensor, init: Callable[[], Tensor] | None) -> Tensor:
+    """A first value of the shape, dtype and device of `wanted`."""
+    return torch.zeros_like(wanted) if init is None else wanted.copy_(init())
+
 
 @dataclass(slots=True)
-class LocalSlots:
-    """Slots that live as long as this object: for one vector that belongs to no model."""
+class LocalMemory:
+    """Memory that lives as long as this object: for one vector that belongs to no model."""
 
     like: Tensor
     kept: dict[str, Tensor] = field(default_factory=dict)
+    given: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.flat(self.like.numel()) if self.given is None else self.given
 
     def vector(self, slot: str) -> Tensor:
         if slot not in self.kept:
             self.kept[slot] = torch.zeros(self.like.numel(), dtype=torch.float32, device=self.like.device)
         return self.kept[slot]
 
+    def tensor(
+        self,
+        slot: str,
+        name: str,
+        shape: Sequence[int],
+        *,
+        rule: str,
+        dtype: torch.dtype = torch.float32,
+        init: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        check_rule(slot, rule, dtype)
+        key = f"{slot}/{self.layout.span(name).name}"
+        if key not in self.kept:
+            self.kept[key] = new_tensor(torch.empty(tuple(shape), dtype=dtype, device=self.like.device), init)
+        return self.kept[key]
+
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One bucket's turn to speak: everything a codec may know besides the numbers."""
+class Context:
+    """What a codec may know of one bucket in one step, beside the numbers.
 
-    memory: Slots
+    Args:
+        memory: What this bucket keeps between steps.
+        world: How many ranks there are.
+        rank: Only to distinguish ranks in what all of them share, as strata of one random stream.
+        step: How many steps came before.
+        own_seed: Differs between ranks: rounding noise that averages out.
+        shared_seed: The same on all ranks: signs, rotations, shared indices.
+
+    Example:
+        >>> context = context_for(LocalMemory(torch.zeros(6)), seed=1, step=0, bucket="b", rank=0, world=2)
+        >>> [span.shape for span in context.layout.spans], context.memory.vector("residual").shape
+        ([(6,)], torch.Size([6]))
+    """
+
+    memory: Memory
     world: int
-    rank: int  # only to tell ranks apart in what all of them share, as strata of one random stream
+    rank: int
     step: int
-    own_seed: int  # differs between ranks: rounding noise that averages out
-    shared_seed: int  # the same on all ranks: signs, rotations, shared indices
+    own_seed: int
+    shared_seed: int
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and offsets of the parameters in the vector; `context.layout.split(x)` gives views by name."""
+        return self.memory.layout
 
 
 def seed_of(*parts: object) -> int:
@@ -308,27 +457,56 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def turn_for(memory: Slots, *, seed: int, step: int, bucket: str, rank: int, world: int) -> Turn:
-    """The turn of `bucket` at `step`: a run can be replayed from its seed."""
-    return Turn(
+def context_for(memory: Memory, *, seed: int, step: int, bucket: str, rank: int, world: int) -> Context:
+    """The context of `bucket` at `step`: a run can be replayed from its seed."""
+    return Context(
         memory, world, rank, step, seed_of(seed, step, bucket, rank), seed_of(seed, step, bucket, "all")
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a codec claims; `tacit codecs check` holds it to that, and a Strategy refuses pairings by it."""
+    """What a codec claims; `tacit codecs check` holds it to that, and a Strategy refuses pairings by it.
 
-    rounds: int  # requests in one conversation
-    summable: bool  # its Sum payloads may be added in flight, by a ring, a tree or an aggregator
-    unbiased: bool = False  # the expectation of the total is the true sum
-    contracting: bool = False  # |x - said| < |x|
-    remembers: bool = False  # keeps what it did not say, and says it later
-    lanes: Lanes | None = None  # integers it asks others to add
+    Args:
+        rounds: Requests in one conversation.
+        summable: Its Sum payloads may be added in flight, by a ring, a tree or an aggregator.
+        unbiased: The expectation of the total is the true sum.
+        contracting: |x - contribution| < |x|.
+        remembers: Keeps what it did not send, and sends it later.
+        exact: Sends x as it is, in its own dtype.
+        lanes: Integers that it asks others to add.
+        stateful: Writes memory after its last answer: FSDP2 drives all rows to their end.
+
+    Example:
+        >>> Traits(rounds=1, summable=False, unbiased=True).remembers
+        False
+    """
+
+    rounds: int
+    summable: bool
+    unbiased: bool = False
+    contracting: bool = False
+    remembers: bool = False
+    exact: bool = False
+    lanes: Lanes | None = None
+    stateful: bool = False
 
 
 class Codec(Protocol):
-    """What is said. Objects hold options only: frozen, comparable, printed as they are written in a strategy."""
+    """What is sent. Objects hold options only: frozen, comparable, printed as they are written in a strategy.
+
+    Example:
+        >>> class Plain:  # as `none`: one sum of the numbers as they are
+        ...     traits = Traits(rounds=1, summable=True, exact=True)
+        ...     def nbytes(self, numel):
+        ...         return 4 * numel
+        ...     def reduce(self, x, context):
+        ...         payload = Payload.dense(x)
+        ...         return (yield Sum(payload)).reduced(payload)
+        >>> [reduced.total.tolist() for reduced in loop_back(Plain(), [torch.ones(2), torch.ones(2)])]
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
 
     @property
     def traits(self) -> Traits: ...
@@ -336,22 +514,57 @@ class Codec(Protocol):
         """Payload bytes one rank hands to its requests for `numel` float32 elements."""
         ...
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation: ...
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        """The conversation about one bucket `x`, which is only read; it ends with the sum over ranks."""
+        ...
+
+
+@runtime_checkable
+class ShapedCodec(Protocol):
+    """A codec whose payloads depend on shapes; its `nbytes(numel)` is that of one 1-D parameter."""
+
+    def nbytes_of(self, layout: Layout) -> int:
+        """Payload bytes one rank hands to its requests for a vector with this layout."""
+        ...
+
+
+@runtime_checkable
+class Composes(Protocol):
+    """A codec that sends few numbers of many, and whose numbers may take the wire format of another: `topk > int8`."""
+
+    def over(self, values: Codec) -> Codec:
+        """This codec with its numbers in the format of `values`; PairingError, with the way out, if that has none."""
+        ...
+
+
+@runtime_checkable
+class HasFormat(Protocol):
+    """A codec that writes each rank's numbers in a format of their own, which another codec may use for its numbers."""
+
+    @property
+    def format(self) -> WireFormat: ...
+
+
+def declared_nbytes(codec: Codec, layout: Layout) -> int:
+    """Payload bytes that `codec` declares for a vector with this layout."""
+    return codec.nbytes_of(layout) if isinstance(codec, ShapedCodec) else codec.nbytes(layout.numel)
 
 
 # ---- arithmetic that every scheme shares: one place decides what a sum is ----
 
 
-def add_shard(form: Form, parts: Sequence[Tensor], numel: int, seed: int) -> tuple[Tensor, Tensor | None]:
+def add_shard(
+    format: WireFormat, parts: Sequence[Tensor], numel: int, seed: int
+) -> tuple[Tensor, Tensor | None]:
     """One shard's payloads of all ranks added in float32 in rank order and packed again: (packed, what that lost)."""
-    wide = torch.float64 if isinstance(form, Dense) and form.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if isinstance(format, Dense) and format.dtype == torch.float64 else torch.float32
     exact = torch.zeros(numel, dtype=wide, device=parts[0].device)
     for part in parts:
-        form.unpack_add(part, exact)
-    packed = form.pack(exact, seed)
+        format.unpack_add(part, exact)
+    packed = format.pack(exact, seed)
     if packed is exact:
         return packed, None
-    form.unpack_add(packed, exact, gain=-1.0)
+    format.unpack_add(packed, exact, gain=-1.0)
     return packed, exact
 
 
@@ -362,55 +575,76 @@ def loop_back(
     codec: Codec,
     vectors: Sequence[Tensor],
     *,
-    memories: Sequence[Slots] | None = None,
+    memories: Sequence[Memory] | None = None,
+    layout: Layout | None = None,
     seed: int = 0,
     step: int = 0,
     scheme: str = "sharded",
     observe: Callable[[Request], None] = lambda request: None,
-) -> list[Heard]:
-    """What every rank of a world of `len(vectors)` hears, in one process and in lock step.
+) -> list[Reduced]:
+    """What every rank of a world of `len(vectors)` receives, in one process and in lock step.
 
-    `scheme="sharded"` answers a Sum as the sharded scheme does, bit for bit (shards added in float32 and packed
-    again); `scheme="ideal"` adds once and loses nothing. `observe` sees rank 0's requests.
+    Args:
+        codec: What is sent.
+        vectors: One bucket of each rank, all of one length.
+        memories: One for each rank, for what is kept from call to call; without them each call starts anew.
+        layout: Where parameters lie in the vectors: one 1-D parameter without it; `memories` bring their own.
+        seed: Makes stochastic rounding repeatable.
+        step: The number of the step, which the seeds depend on.
+        scheme: "sharded" answers a Sum as the sharded scheme does, bit for bit (shards added in float32 and packed
+            again); "ideal" adds once and loses nothing.
+        observe: Called with rank 0's requests.
+
+    Returns:
+        How the conversation ended on each rank, in rank order.
+
+    Raises:
+        ConformanceError: The ranks made different requests, or more than the codec declares.
+
+    Example:
+        >>> from tacit.strategy import parse_codec
+        >>> a, b = loop_back(parse_codec("none"), [torch.tensor([1.0]), torch.tensor([2.0])])
+        >>> a.total, b.total
+        (tensor([3.]), tensor([3.]))
     """
     world = len(vectors)
-    slots = memories or [LocalSlots(x) for x in vectors]
-    turns = [
-        turn_for(slots[r], seed=seed, step=step, bucket="loop", rank=r, world=world) for r in range(world)
+    kept = memories or [LocalMemory(x, given=layout) for x in vectors]
+    contexts = [
+        context_for(kept[r], seed=seed, step=step, bucket="loop", rank=r, world=world) for r in range(world)
     ]
-    talks = [codec.reduce(x, turn) for x, turn in zip(vectors, turns, strict=True)]
+    talks = [codec.reduce(x, context) for x, context in zip(vectors, contexts, strict=True)]
     answers: list[Any] = [None] * world
     for _ in range(codec.traits.rounds + 1):
         said = [_advance(talk, answer) for talk, answer in zip(talks, answers, strict=True)]
-        heard = [s for s in said if isinstance(s, Heard)]
-        if len(heard) == world:
-            return heard
-        requests = [s for s in said if not isinstance(s, Heard)]
-        if heard or len({type(request) for request in requests}) > 1:
+        reduced = [s for s in said if isinstance(s, Reduced)]
+        if len(reduced) == world:
+            return reduced
+        requests = [s for s in said if not isinstance(s, Reduced)]
+        if reduced or len({type(request) for request in requests}) > 1:
             raise ConformanceError(
                 f"{codec}: the ranks do not ask the same; a conversation may not depend on the data"
             )
         observe(requests[0])
-        answers = answer_all(requests, [turn.own_seed for turn in turns], scheme)
+        answers = answer_all(requests, [context.own_seed for context in contexts], scheme)
     raise ConformanceError(f"{codec} made more than the {codec.traits.rounds} requests it declares")
 
 
-def _advance(talk: Conversation, answer: Any) -> Request | Heard:
+def _advance(talk: Conversation, answer: Any) -> Request | Reduced:
     """The conversation's next request, or its end."""
     try:
         return talk.send(answer)
     except StopIteration as end:
-        return as_heard(end.value)
+        return as_reduced(end.value)
 
 
-def as_heard(value: object) -> Heard:
-    """The end of a conversation; a bare tensor is a total in which all of x was said."""
+def as_reduced(value: object) -> Reduced:
+    """The end of a conversation; a bare tensor is a total to which all of x contributed."""
     if isinstance(value, Tensor):
-        return Heard(value)
-    if isinstance(value, Heard):
+        return Reduced(value)
+    if isinstance(value, Reduced):
         return value
     raise ConformanceError(
-        f"a conversation ended with {type(value).__name__}; return Heard(total, said) or the total"
+        f"a conversation ended with {type(value).__name__}; return Reduced(total, contribution) or the total"
     )
 
 
@@ -433,17 +667,17 @@ def answer_all(requests: Sequence[Request], seeds: Sequence[int], scheme: str = 
 
 
 def _sum_all(payloads: list[Payload], seeds: Sequence[int], scheme: str) -> list[Total]:
-    world, form, numel = len(payloads), payloads[0].form, payloads[0].numel
+    world, format, numel = len(payloads), payloads[0].format, payloads[0].numel
     if scheme == "ideal":
         value = torch.stack([p.unpack() for p in payloads]).sum(0)
         return [Total(value, world)] * world
-    cuts = form.cuts(numel, world)
+    cuts = format.cuts(numel, world)
     spans = list(pairwise(cuts))
     shards = [
-        add_shard(form, [form.cut(p.data, a, b) for p in payloads], b - a, seed_of(seeds[rank], "shard"))
+        add_shard(format, [format.cut(p.data, a, b) for p in payloads], b - a, seed_of(seeds[rank], "shard"))
         for rank, (a, b) in enumerate(spans)
     ]
-    value = form.unpack(form.join([packed for packed, _ in shards]), numel)
+    value = format.unpack(format.join([packed for packed, _ in shards]), numel)
     return [
         Total(value.clone(), world, None if lost is None else (a, b, lost))
         for (a, b), (_, lost) in zip(spans, shards, strict=True)

@@ -1,4 +1,4 @@
-"""What was said and what it cost: counted where it happens, shown as a table, a dict or TensorBoard scalars."""
+"""What was sent and what it cost: counted where it happens, shown as a table, a dict or TensorBoard scalars."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ TIMES = ("encode", "wire", "decode", "wait")
 class Stats:
     """Counters of one handle on one rank, since it was attached. Written by several threads, readable at any time.
 
-    Bytes are payload bytes that left this rank. `wait` is the time the training thread stood still; `encode`, `wire`
+    Bytes are payload bytes that left this rank. `wait` is the time the training thread was blocked; `encode`, `wire`
     and `decode` run beside it, in tacit's own threads.
     """
 
@@ -50,7 +50,7 @@ class Stats:
             self.numel += numel
 
     def found_nonfinite(self, names: Sequence[str], step: int, source: str) -> None:
-        """Counted each time; said once."""
+        """Counts every case; logs a warning for the first."""
         if not self.nonfinite:
             log.warning(
                 "step %d: the averaged gradient of %s is not finite (%s); every rank sees it, so a GradScaler skips the "

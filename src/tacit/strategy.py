@@ -1,4 +1,4 @@
-"""START HERE. A Strategy says WHEN ranks talk, WHAT is said and WHO tells whom:
+"""START HERE. A Strategy is WHEN ranks communicate, WHAT they send and WHO adds it:
 
     Strategy.parse("every / ef(int4(block=64)) / sharded")
     Strategy(EveryStep(), ErrorFeedback(Int4(block=64)), Sharded())        # the same
@@ -7,61 +7,80 @@ Parts that can be left out are filled in: "int8" alone means "every / int8(block
 cannot work is refused when the strategy is built or attached, not on step 4000.
 """
 
-import ast
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
+from inspect import signature
 from typing import Any, Self
 
 from tacit.codecs import CODECS
-from tacit.errors import ConfigError, PairingError, did_you_mean
-from tacit.gossip.partners import Gossip
+from tacit.errors import ConfigError, PairingError
+from tacit.grammar import check_length, check_names, is_call, read, split, unfit, value
 from tacit.redaction import plain_secret, take_secrets
-from tacit.requests import Codec
-from tacit.rounds import ROUNDS, Adaptive, EveryStep, Round
-from tacit.spelling import check_length, parse_expression, plain_value
-from tacit.transports import SCHEMES, AllReduce, Scheme, Sharded
+from tacit.registry import Registry
+from tacit.requests import Codec, Composes
+from tacit.rounds import RULES, EveryStep, GradientRule, MergeRule, Rule, TriggerRule
+from tacit.schemes import SCHEMES, AllReduce, Gossip, Scheme, Sharded
 
-Maker = Callable[..., Any]  # a class, or whatever else turns options into a part
-_BETWEEN = re.compile(r"/(?![^(]*\))")  # a slash between parts, not one in an option: braid(levels='5/2 */7')
 _SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / sharded'"
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """When x what x who. Its text form parses back to an equal Strategy."""
+    """When x what x who. Its text form parses back to an equal Strategy.
 
-    when: Round
+    Args:
+        when: The rule: in which steps ranks communicate.
+        what: The codec: how a bucket is encoded.
+        who: The scheme: which ranks exchange, and who adds.
+
+    Raises:
+        PairingError: The parts cannot work together; the message names the way out.
+
+    Example:
+        >>> Strategy.parse("int8").who
+        Sharded()
+        >>> print(Strategy.parse("local(8) / none"))
+        local(8) / none / allreduce
+    """
+
+    when: Rule
     what: Codec
     who: Scheme | Gossip
 
     def __post_init__(self) -> None:
-        if isinstance(self.when, Adaptive):
-            bits = 8 * self.what.nbytes(1 << 20) / (1 << 20)
-            object.__setattr__(self, "when", self.when.for_codec(bits))
+        bits = 8 * self.what.nbytes(1 << 20) / (1 << 20)
+        object.__setattr__(self, "when", self.when.for_codec(bits))
         self.check()
 
     def __str__(self) -> str:
         return f"{self.when} / {self.what} / {self.who}"
 
     def check(self, world: int | None = None) -> None:
-        """Raises PairingError if this cannot work, among `world` ranks once that is known."""
+        """Refuses what cannot work.
+
+        Args:
+            world: How many ranks there are, once that is known.
+
+        Raises:
+            PairingError: The parts cannot work together, or not among so many ranks.
+        """
         self._check_codec(self.what, world)
         if (first := self.first) is not self.what:
             try:
                 self._check_codec(first, world)
             except PairingError as cause:
-                raise PairingError(f"{self.when} says its first gradients with {first}: {cause}") from cause
+                raise PairingError(f"{self.when} sends its first gradients with {first}: {cause}") from cause
         pairs = isinstance(self.who, Gossip)
-        if pairs and not hasattr(self.when, "wish"):
+        if pairs and not isinstance(self.when, TriggerRule):
             raise PairingError(
                 f"{self.when} needs the mean of all ranks, and gossip has none; write '{self.when} / {self.what}'"
             )
-        if not pairs and not hasattr(self.when, "due") and self.when.speaks == "models":
+        if not pairs and not isinstance(self.when, GradientRule | MergeRule):
             raise PairingError(
-                f"with {self.when} every rank talks when it likes: write '{self.when} / {self.what} / gossip'"
+                f"with {self.when} every rank decides by itself when to exchange: write '{self.when} / {self.what} / gossip'"
             )
-        if pairs and getattr(self.when, "after", 0) > 0:
+        if pairs and isinstance(self.when, MergeRule) and self.when.after > 0:
             raise PairingError(
                 f"{self.when} begins with gradients of all ranks, and gossip has none; leave after= out"
             )
@@ -73,44 +92,54 @@ class Strategy:
 
     @classmethod
     def parse(cls, text: "str | Strategy") -> Self:
-        """The strategy that `text` describes."""
+        """The strategy that `text` describes.
+
+        Args:
+            text: `when / what / who`; parts that are left out are filled in. A Strategy is returned as it is.
+
+        Returns:
+            The strategy.
+
+        Raises:
+            ConfigError: The text cannot be read, or a name or an option is unknown.
+            PairingError: The parts cannot work together.
+        """
         if isinstance(text, cls):
             return text
         check_length(str(text), "strategy")
         text, secrets = take_secrets(str(text))  # whatever is wrong with it, no error can quote them
-        parts = [part.strip() for part in _BETWEEN.split(text)]
+        try:
+            parts = split(text, "/")
+        except ValueError as cause:
+            raise ConfigError(f"strategy {text!r} cannot be read ({cause}); {_SHAPE}") from cause
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
-        named = parts[0].partition("(")[0].strip() in ROUNDS
-        when = _build(parts.pop(0), ROUNDS, "round") if len(parts) == 3 or named else EveryStep()
-        said = parts[0] if parts else getattr(when, "says", None)  # some rules have a codec of their own
-        if said is None:
-            raise ConfigError(f"strategy {text!r} does not say what is said; {_SHAPE}")
-        what = _build(said, CODECS, "codec")
-        who = (
-            _build(parts[1], {**SCHEMES, "gossip": Gossip}, "scheme", secrets)
-            if len(parts) == 2
-            else default_who(when, what)
-        )
+        named = _is_rule(parts[0].partition("(")[0].strip())
+        when = _build(parts.pop(0), RULES) if len(parts) == 3 or named else EveryStep()
+        sent = parts[0] if parts else when.default_codec
+        if not sent:
+            raise ConfigError(f"strategy {text!r} names no codec; {_SHAPE}")
+        what = _build(sent, CODECS)
+        who = _build(parts[1], SCHEMES, secrets) if len(parts) == 2 else default_who(when, what)
         return cls(when, what, who)
 
     @property
     def first(self) -> Codec:
-        """What gradients are said with before models part, where a rule has an `after`."""
+        """The codec of the gradients before models part, where a rule has an `after`."""
         return first_codec(self.when, self.what)
 
     @property
     def scheme(self) -> Scheme:
-        """Who tells whom, where all ranks talk at the same time."""
+        """The scheme, where all ranks exchange at the same time."""
         assert not isinstance(self.who, Gossip), "ranks that gossip have no scheme"
         return self.who
 
 
-def default_who(when: Round, codec: Codec) -> Scheme | Gossip:
-    """Gossip for ranks that talk when they like; a scheme for all others, which has to suit their first gradients too."""
-    if isinstance(when, Adaptive):
+def default_who(when: Rule, codec: Codec) -> Scheme | Gossip:
+    """Gossip for rules that are nothing but triggers; a scheme for all others, which has to suit their first gradients too."""
+    if not isinstance(when, GradientRule | MergeRule):
         return Gossip()
-    schemes = [default_scheme(said) for said in (codec, first_codec(when, codec))]
+    schemes = [default_scheme(sent) for sent in (codec, first_codec(when, codec))]
     return next((scheme for scheme in schemes if isinstance(scheme, Sharded)), schemes[0])
 
 
@@ -121,63 +150,84 @@ def default_scheme(codec: Codec) -> Scheme:
     return AllReduce() if traits.summable and traits.lanes is None and not traits.remembers else Sharded()
 
 
-def first_codec(when: Round, what: Codec) -> Codec:
-    """What a rule says its first gradients with, before models part."""
-    text: str = getattr(when, "first", "")
-    return parse_codec(text) if text else what
+def first_codec(when: Rule, what: Codec) -> Codec:
+    """The codec of a rule's first gradients, before models part."""
+    if isinstance(when, MergeRule) and when.first:
+        return parse_codec(when.first)
+    return what
 
 
 def parse_codec(text: str) -> Codec:
     """One codec from its text: `parse_codec("int8(block=512)")`."""
-    codec: Codec = _build(text, CODECS, "codec")
+    codec: Codec = _build(text, CODECS)
     return codec
 
 
-def _build(text: str, known: Mapping[str, Maker], kind: str, secrets: Mapping[str, str] | None = None) -> Any:
-    way = "write name or name(option=value)"
-    tree = parse_expression(text, kind, way)
-    if not isinstance(tree, ast.Name | ast.Call):
-        raise ConfigError(f"{kind} {text!r} cannot be read; {way}")
-    return _value(tree, text, known, kind, secrets or {})
+def _is_rule(name: str) -> bool:
+    """Whether the first part of a text names a rule; packages are searched only for a name that is not built in."""
+    if name in RULES.built_in or name in CODECS.built_in:
+        return name in RULES.built_in
+    return name in RULES
 
 
-def _value(
-    node: ast.expr, text: str, known: Mapping[str, Maker], kind: str, secrets: Mapping[str, str]
-) -> Any:
-    """What a piece of strategy text stands for: a known name, with options if it is called, or a plain value."""
-    if isinstance(node, ast.Name):
-        return _make(_look_up(node.id, known, kind), [], {}, text, kind)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(k.arg for k in node.keywords):
-        maker = _look_up(node.func.id, known, kind)
-        args = [_value(a, text, known, kind, secrets) for a in node.args]
-        options = {str(k.arg): _option(k.value, text, kind) for k in node.keywords}
-        options |= {name: plain_secret(name, secrets[name]) for name in options if name in secrets}
-        return _make(maker, args, options, text, kind)
-    return _option(node, text, kind)
-
-
-def _option(node: ast.expr, text: str, kind: str) -> Any:
-    if isinstance(node, ast.Name):
-        return node.id  # a bare word, as in rounding=nearest
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODECS:
-        return ast.unparse(node)  # a codec in an option, as in first=int8(block=512): Strategy.first reads it
-    return plain_value(node, text, kind)
-
-
-def _look_up(name: str, known: Mapping[str, Maker], kind: str) -> Maker:
-    if name in known:
-        return known[name]
-    hint = did_you_mean(name, known)
-    raise ConfigError(f"unknown {kind} {name!r}; {hint}known are {', '.join(known)}")
-
-
-def _make(maker: Maker, args: list[Any], options: dict[str, Any], text: str, kind: str) -> Any:
+def _build(text: str, known: Registry[Any], secrets: Mapping[str, str] | None = None) -> Any:
+    """What a piece of strategy text stands for: a known name, with its options; codecs also in a chain, `topk > int8`."""
+    if known is CODECS and len(chain := _chain(text)) > 1 and all(chain):
+        return _compose(_build(chain[0], CODECS), _build(" > ".join(chain[1:]), CODECS))
+    call, secrets = read(text, known.kind), secrets or {}
+    maker = known.find(call.name)
+    where = f"{known.kind} {text!r}"
+    args = [_build(arg, known, secrets) if _names(arg) else value(arg, where) for arg in call.args]
+    options = {}
+    for name, written in call.options.items():
+        if name in secrets:
+            options[name] = plain_secret(name, secrets[name])
+        elif name in _codec_options(maker) and _names(written):
+            options[name] = _build(written, CODECS)
+        else:
+            options[name] = _option(written, where)
+    known_options = (
+        list(signature(maker).parameters) if isinstance(maker, type) and is_dataclass(maker) else []
+    )
+    shown = f"{call.name}(...)" if "secret" in known_options else text  # it may be written without its name
+    if known_options:
+        check_names(known.kind, shown, known_options, options)
     try:
-        made = maker(*args, **options)
+        return maker(*args, **options)
     except TypeError as cause:
-        fields = getattr(maker, "__dataclass_fields__", {})
-        if "secret" in fields:  # it may be what was written without its name
-            text = f"{text.partition('(')[0]}(...)"
-        names = ", ".join(fields) or "none"
-        raise ConfigError(f"{kind} {text!r} does not fit its options ({names}): {cause}") from cause
-    return made
+        raise unfit(known.kind, shown, known_options, cause) from cause
+
+
+def _codec_options(maker: Any) -> set[str]:
+    """Options that are declared as codecs, as in by_shape(matrix=topk, rest=bf16)."""
+    return (
+        {each.name for each in fields_of(maker) if each.type in (Codec, "Codec")}
+        if is_dataclass(maker)
+        else set()
+    )
+
+
+def _option(written: str, where: str) -> Any:
+    """A plain value; a codec in an option stays text, as in first=int8(block=512): Strategy.first reads it."""
+    if not _names(written) or written.isidentifier():
+        return value(written, where)
+    calls = [read(part, "codec") for part in _chain(written)]
+    return " > ".join(map(str, calls)) if calls[0].name in CODECS else value(written, where)
+
+
+def _names(text: str) -> bool:
+    """Whether `text` names something, or a chain, and is no plain value."""
+    return all(map(is_call, _chain(text)))
+
+
+def _chain(text: str) -> list[str]:
+    try:
+        return split(text, ">")
+    except ValueError:
+        return [text]  # `read` refuses it
+
+
+def _compose(first: Codec, values: Codec) -> Codec:
+    if not isinstance(first, Composes):
+        raise PairingError(f"{first} > {values}: {first} has no numbers for another codec; topk has")
+    return first.over(values)

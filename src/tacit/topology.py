@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.errors import ConfigError, did_you_mean
+from tacit.registry import Registry
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -79,7 +80,7 @@ class Link:
 class Network:
     """Hosts and switches joined by full-duplex links; rank r sits on host r.
 
-    Nodes are numbered hosts first, then switches; link i joins nodes ends[i]. `kind` and `sizes` say how it was built, so
+    Nodes are numbered hosts first, then switches; link i joins nodes ends[i]. `kind` and `sizes` record how it was built, so
     that a regular network is routed by arithmetic; a "graph" is searched.
     """
 
@@ -280,10 +281,11 @@ def ring(nodes: int, rate_bps: float = 10e9, latency_s: float = 5e-6) -> Network
     return replace(torus((check_count("nodes", nodes, most=MOST_HOSTS),), rate_bps, latency_s), name=name)
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {
+_BUILT_IN: dict[str, Callable[..., Network]] = {
     builder.__name__: builder
     for builder in (star, one_slow_host, two_racks, leaf_spine, fat_tree, torus, ring)
 }
+NETWORKS: Registry[Callable[..., Network]] = Registry("network", "tacit.topologies", _BUILT_IN)
 
 
 def _uniform(

@@ -16,14 +16,13 @@ latency = "5us"        # optional, as are mtu (bytes) and loss (a share of the p
 """
 
 import inspect
-import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import ConfigError, did_you_mean
-from tacit.spelling import check_length, named_once
+from tacit.errors import ConfigError
+from tacit.grammar import Call, check_names, read, unfit
 from tacit.topology import NETWORKS, Link, Network
 from tacit.units import parse_rate, parse_time
 
@@ -31,7 +30,7 @@ _LINK_OPTIONS = {
     "mtu": int,
     "loss": float,
 }  # of every shape, for all its links: bytes, and a share of the packets
-_SHAPE = "write for example star(nodes=64, rate=10Gbit, latency=5us), or the name of a .toml file"
+SHAPE = "write for example star(nodes=64, rate=10Gbit, latency=5us), or the name of a .toml file"
 
 
 def parse_network(text: str | Network) -> Network:
@@ -40,17 +39,21 @@ def parse_network(text: str | Network) -> Network:
         return text
     if text.strip().endswith(".toml"):
         return read_network(Path(text.strip()))
-    check_length(text, "network")
-    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
-    if match is None:
-        raise ConfigError(f"network {text!r} cannot be read; {_SHAPE}")
-    builder = _builder(match[1])
-    parts = [part.strip() for part in (match[2] or "").split(",") if part.strip()]
-    named_once((part.partition("=")[0].strip() for part in parts), f"network {text!r}")
-    options = dict(_option(part, text, builder) for part in parts)
+    call = read(text, "network", SHAPE)
+    builder = NETWORKS.find(call.name)
+    known = {name.removesuffix("_bps").removesuffix("_s"): p for name, p in _parameters(builder).items()}
+    check_options(text, call, (*known, *_LINK_OPTIONS))
+    options = dict(_option(key, value, text, known) for key, value in call.options.items())
     links = {key: options.pop(key) for key in _LINK_OPTIONS if key in options}
     network = _call(builder, options, text)
     return network.with_links(**links) if links else network
+
+
+def check_options(text: str, call: Call, known: Collection[str]) -> None:
+    """Refuses options that the network does not have: all of them are named."""
+    if call.args:
+        raise unfit("network", text, known, f"{call.args[0]!r} is without its option's name and =")
+    check_names("network", text, known, call.options)
 
 
 def read_network(path: Path) -> Network:
@@ -122,21 +125,8 @@ def _link(entry: dict[str, Any], name: str) -> Link:
 # ---- one line ----
 
 
-def _builder(name: str) -> Callable[..., Network]:
-    if name in NETWORKS:
-        return NETWORKS[name]
-    hint = did_you_mean(name, NETWORKS)
-    raise ConfigError(f"unknown network {name!r}; {hint}known are {', '.join(NETWORKS)}")
-
-
-def _option(part: str, text: str, builder: Callable[..., Network]) -> tuple[str, Any]:
+def _option(key: str, value: str, text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
     """One `key=value`, read as the builder's parameter of that name: rates and times carry a unit."""
-    key, equals, value = (piece.strip() for piece in part.partition("="))
-    known = {name.removesuffix("_bps").removesuffix("_s"): p for name, p in _parameters(builder).items()}
-    if not equals or not value or key not in (*known, *_LINK_OPTIONS):
-        problem = f"has no option {key!r}" if equals else f"says {part!r} without ="
-        names = ", ".join((*known, *_LINK_OPTIONS))
-        raise ConfigError(f"network {text!r} {problem}; {builder.__name__} has {names}")
     try:
         if key in _LINK_OPTIONS:
             return key, _LINK_OPTIONS[key](value)
@@ -158,9 +148,9 @@ def _option(part: str, text: str, builder: Callable[..., Network]) -> tuple[str,
 def _call(builder: Callable[..., Network], options: dict[str, Any], text: str) -> Network:
     needed = [n for n, p in _parameters(builder).items() if p.default is p.empty and n not in options]
     if needed:
-        raise ConfigError(f"network {text!r} lacks {needed[0]}=...; {_SHAPE}")
+        raise ConfigError(f"network {text!r} lacks {needed[0]}=...; {SHAPE}")
     return builder(**options)
 
 
 def _parameters(builder: Callable[..., Network]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(builder).parameters
+    return inspect.signature(builder, eval_str=True).parameters  # a package may write its annotations as text

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
-from tacit.aggregator.spec import Address, Answers, Job
-from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, MORE, Header, Kind, LaneType
+from tacit.aggregator.spec import Address, Answers, PlaneJob
+from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, MORE, Header, LaneType, PacketKind
 from tacit.codecs.tables import clamp_at, stochastic_table
 
 THC_TABLE = stochastic_table(16, 30, clamp_at(1 / 32))  # as published: tests/codecs/test_thc.py
@@ -21,15 +21,17 @@ def some_job(
     first_slot: int = 8,
     slots: int = 4,
     quorum: int = 0,
-) -> Job:
+) -> PlaneJob:
     """A job whose members live at 10.0.<id>.<rank + 1>."""
     members = tuple((f"10.0.{id}.{rank + 1}", 4000 + rank) for rank in range(world))
     table = THC_TABLE if lanes.indexed else (0,) * 16
     cookie = 0x1122334455667788 + id
-    return Job(id, cookie, members, lanes, elements, range(first_slot, first_slot + slots), table, quorum)
+    return PlaneJob(
+        id, cookie, members, lanes, elements, range(first_slot, first_slot + slots), table, quorum
+    )
 
 
-def some_payloads(job: Job, chunks: int, seed: int, fit: bool = True) -> list[list[bytes]]:
+def some_payloads(job: PlaneJob, chunks: int, seed: int, fit: bool = True) -> list[list[bytes]]:
     """Random payloads by rank and chunk; their sums fit the lanes unless told otherwise."""
     rng = np.random.default_rng(seed)
     if job.lanes.indexed:
@@ -41,14 +43,14 @@ def some_payloads(job: Job, chunks: int, seed: int, fit: bool = True) -> list[li
     return [[chunk.tobytes() for chunk in own] for own in data]
 
 
-def values(job: Job, payload: bytes) -> np.ndarray:
+def values(job: PlaneJob, payload: bytes) -> np.ndarray:
     """The numbers a payload stands for, looked up one by one."""
     if not job.lanes.indexed:
         return np.frombuffer(payload, job.lanes.dtype).astype(np.int64)
     return np.array([job.table[nibble] for byte in payload for nibble in (byte & 15, byte >> 4)])
 
 
-def exact_sums(job: Job, payloads: Sequence[Sequence[bytes]]) -> list[bytes]:
+def exact_sums(job: PlaneJob, payloads: Sequence[Sequence[bytes]]) -> list[bytes]:
     """What every rank must end with."""
     return [
         np.sum([values(job, payload) for payload in column], axis=0).astype(job.lanes.dtype).tobytes()
@@ -66,7 +68,7 @@ def saying_more(packet: bytes) -> bytes:
 class Client:
     """One rank of a job. It sends chunk k + S when it has the result of chunk k, and resends what has none when told to."""
 
-    job: Job
+    job: PlaneJob
     rank: int
     payloads: Sequence[bytes]
     first_chunk: int = 0
@@ -82,10 +84,10 @@ class Client:
     def address(self) -> Address:
         return self.job.members[self.rank]
 
-    def _packet(self, index: int, kind: Kind = Kind.DATA) -> bytes:
-        payload = self.payloads[index] if kind is Kind.DATA else b""
+    def _packet(self, index: int, kind: PacketKind = PacketKind.DATA) -> bytes:
+        payload = self.payloads[index] if kind is PacketKind.DATA else b""
         packet = self.job.packet(kind, (self.first_chunk + index) % CHUNKS, self.rank, payload)
-        more = kind is Kind.DATA and self.says_more and index + 8 < len(self.payloads)
+        more = kind is PacketKind.DATA and self.says_more and index + 8 < len(self.payloads)
         return saying_more(packet) if more else packet
 
     def start(self) -> list[bytes]:
@@ -100,7 +102,7 @@ class Client:
             if any(i not in self.results for i in range(slot, len(self.payloads), window))
         ]
 
-    def resend(self, kind: Kind = Kind.DATA) -> list[bytes]:
+    def resend(self, kind: PacketKind = PacketKind.DATA) -> list[bytes]:
         return [self._packet(index, kind) for index in self.outstanding()]
 
     def receive(self, packet: bytes) -> list[bytes]:
@@ -109,9 +111,9 @@ class Client:
         assert (header.magic, header.cookie, header.job) == (MAGIC, self.job.cookie, self.job.id)
         assert len(packet) == HEADER.size + header.nbytes
         index = (header.chunk - self.first_chunk) % CHUNKS
-        if header.kind not in (Kind.RESULT, Kind.STALE) or index not in self.outstanding():
+        if header.kind not in (PacketKind.RESULT, PacketKind.STALE) or index not in self.outstanding():
             return []
-        if header.kind == Kind.RESULT:
+        if header.kind == PacketKind.RESULT:
             assert header.place == self.job.place(header.chunk) and header.nbytes == self.job.result_nbytes
             self.counts.add(header.world)
         self.results[index] = packet[HEADER.size :]  # empty: the others settled, and have gone on

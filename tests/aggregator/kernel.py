@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar
 
 from pyroute2 import IPRoute
 
-from tacit.aggregator import bpf
-from tacit.aggregator.kernel_plane import KernelPlane
-from tacit.aggregator.spec import Address, Answers, Job
-from tacit.aggregator.wire import HEADER, MAGIC, Header, Kind
-from tacit.lab.spaces import NEWNET, setns, unshare
+from tacit.aggregator.planes import bpf
+from tacit.aggregator.planes.kernel_plane import KernelPlane
+from tacit.aggregator.spec import Address, Answers, PlaneJob
+from tacit.aggregator.wire import HEADER, MAGIC, Header, PacketKind
+from tacit.lab.network.namespaces import NEWNET, setns, unshare
 
 PLANE: Address = ("10.0.0.254", 4800)
 OUR_MAC = bytes([2, 0, 0, 0, 0, 1])
@@ -139,7 +139,7 @@ class Wire:
     def exchange(self, packet: bytes, source: Address) -> Answers:
         """What comes back before the answer to a question that everybody gets an answer to."""
         self.asked += 1
-        question = Header(MAGIC, Kind.PROBE, self.asked, 0, NOBODYS_JOB, 1, 0, 1, 0, 0).bytes()
+        question = Header(MAGIC, PacketKind.PROBE, self.asked, 0, NOBODYS_JOB, 1, 0, 1, 0, 0).bytes()
         with on_one_cpu():  # whose queues keep the order
             self.ranks.send(frame_of(packet, source))
             self.ranks.send(frame_of(question, ("10.255.0.1", 9)))
@@ -147,7 +147,7 @@ class Wire:
         while True:
             answer, to = answer_in(self.ranks.recv(65535))
             if len(answer) >= HEADER.size and Header.of(answer).job == NOBODYS_JOB:
-                assert Header.of(answer)[:3] == (MAGIC, Kind.UNKNOWN, self.asked)
+                assert Header.of(answer)[:3] == (MAGIC, PacketKind.UNKNOWN, self.asked)
                 return answers
             answers.append((answer, to))
 
@@ -159,7 +159,7 @@ def shared_wire(slots: int, entry: Entry) -> Wire:
 
 
 class WiredPlane:
-    """A kernel plane behind the face of tests/aggregator/planes.py.
+    """A kernel plane behind the face of tests/aggregator/plane_kinds.py.
 
     Members say a word when their job is added, so that the plane knows where they are; it is not counted here, nor are the
     questions of the wire. Answers are sorted by port, which is by rank.
@@ -177,10 +177,10 @@ class WiredPlane:
         counts = self.plane.counts()
         return counts | {"job": counts["job"] - self.wire.asked}
 
-    def add_job(self, job: Job) -> None:
+    def add_job(self, job: PlaneJob) -> None:
         self.plane.add_job(job)
         for rank, member in enumerate(job.members):
-            self.wire.exchange(job.packet(Kind.PROBE, 0, rank), member)
+            self.wire.exchange(job.packet(PacketKind.PROBE, 0, rank), member)
         self.before["echoed"] += job.world
 
     def remove_job(self, id: int) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from aggregator.clients import Client, exact_sums, some_payloads
 
-from tacit.aggregator import Job, LaneType, UserPlane
-from tacit.aggregator.control import Control
-from tacit.aggregator.membership import Membership, Terms
+from tacit.aggregator import LaneType, PlaneJob, UserPlane
+from tacit.aggregator.client.membership import Membership, Terms
+from tacit.aggregator.control.server import ControlServer
 from tacit.aggregator.spec import Address
-from tacit.aggregator.wire import Kind
+from tacit.aggregator.wire import PacketKind
 from tacit.errors import ConfigError
 
 HERE: Address = ("127.0.0.1", 0)
@@ -42,13 +42,15 @@ def aggregator(
     lease_s: float = 30.0,
     port: int = 0,
     **more,
-) -> Iterator[Control]:
+) -> Iterator[ControlServer]:
     with ExitStack() as opened:
         for attempt in range(20):
             plane = opened.enter_context(UserPlane(("127.0.0.1", port), slots=slots))
             at = ("127.0.0.1", plane.address[1])
             try:
-                control = opened.enter_context(Control(plane, at, keys, jobs=jobs, lease_s=lease_s, **more))
+                control = opened.enter_context(
+                    ControlServer(plane, at, keys, jobs=jobs, lease_s=lease_s, **more)
+                )
                 break
             except ConfigError:  # a port that is free for UDP may be somebody's for TCP
                 if port or attempt == 19:
@@ -63,11 +65,11 @@ class Rank:
     socket: socket.socket
 
     @property
-    def job(self) -> Job:
+    def job(self) -> PlaneJob:
         return self.membership.job
 
-    def send(self, chunk: int, kind: Kind = Kind.DATA) -> None:
-        payload = bytes(self.job.data_nbytes) if kind is Kind.DATA else b""
+    def send(self, chunk: int, kind: PacketKind = PacketKind.DATA) -> None:
+        payload = bytes(self.job.data_nbytes) if kind is PacketKind.DATA else b""
         self.socket.sendto(self.job.packet(kind, chunk, self.membership.rank, payload), self.membership.plane)
 
 

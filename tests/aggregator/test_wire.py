@@ -14,27 +14,27 @@ from tacit.aggregator.wire import (
     SATURATED,
     VERSION,
     Header,
-    Kind,
     LaneType,
+    PacketKind,
     after,
 )
 
 GOLDEN = {  # magic kind chunk cookie job world rank lanes place nbytes
-    Kind.DATA: "a1 01 efbeadde 8877665544332211 03 04 02 05 0980 2800",
-    Kind.RESULT: "a1 02 efbeadde 8877665544332211 03 04 02 85 0980 a000",
-    Kind.PROBE: "a1 03 efbeadde 8877665544332211 03 04 02 05 0000 0000",
-    Kind.ECHO: "a1 04 efbeadde 8877665544332211 03 04 02 05 0000 0000",
-    Kind.SETTLE: "a1 05 efbeadde 8877665544332211 03 04 02 05 0980 0000",
-    Kind.UNKNOWN: "a1 06 efbeadde 8877665544332211 03 04 02 05 0980 0000",
-    Kind.STALE: "a1 07 efbeadde 8877665544332211 03 04 02 05 0980 0000",
+    PacketKind.DATA: "a1 01 efbeadde 8877665544332211 03 04 02 05 0980 2800",
+    PacketKind.RESULT: "a1 02 efbeadde 8877665544332211 03 04 02 85 0980 a000",
+    PacketKind.PROBE: "a1 03 efbeadde 8877665544332211 03 04 02 05 0000 0000",
+    PacketKind.ECHO: "a1 04 efbeadde 8877665544332211 03 04 02 05 0000 0000",
+    PacketKind.SETTLE: "a1 05 efbeadde 8877665544332211 03 04 02 05 0980 0000",
+    PacketKind.UNKNOWN: "a1 06 efbeadde 8877665544332211 03 04 02 05 0980 0000",
+    PacketKind.STALE: "a1 07 efbeadde 8877665544332211 03 04 02 05 0980 0000",
 }
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PacketKind, ids=lambda kind: kind.name)
 def test_every_kind_has_these_bytes(kind):
-    place = 0 if kind in (Kind.PROBE, Kind.ECHO) else 9 | VERSION
-    nbytes = {Kind.DATA: 40, Kind.RESULT: 160}.get(kind, 0)
-    lanes = LaneType.TABLE_U16 | (SATURATED if kind is Kind.RESULT else 0)
+    place = 0 if kind in (PacketKind.PROBE, PacketKind.ECHO) else 9 | VERSION
+    nbytes = {PacketKind.DATA: 40, PacketKind.RESULT: 160}.get(kind, 0)
+    lanes = LaneType.TABLE_U16 | (SATURATED if kind is PacketKind.RESULT else 0)
     header = Header(MAGIC, kind, 0xDEADBEEF, 0x1122334455667788, 3, 4, 2, lanes, place, nbytes)
     assert header.bytes().hex() == GOLDEN[kind].replace(" ", "")
     assert Header.of(header.bytes()) == header
@@ -42,7 +42,7 @@ def test_every_kind_has_these_bytes(kind):
 
 def test_python_names_what_wire_h_names():
     assert tuple(name for name, _, _ in _core.wire_fields()) == Header._fields
-    assert {(kind.name.lower(), kind.value) for kind in Kind} == set(_core.wire_kinds())
+    assert {(kind.name.lower(), kind.value) for kind in PacketKind} == set(_core.wire_kinds())
     assert {(lanes.name.lower(), lanes.value) for lanes in LaneType} == set(_core.wire_lanes())
 
 
@@ -101,8 +101,8 @@ def test_the_place_of_a_chunk_goes_on_across_the_wrap():
     job = some_job(first_slot=8, slots=4)
     places = [job.place(chunk % 2**32) for chunk in range(2**32 - 5, 2**32 + 5)]
     assert places == [11, *(s | VERSION for s in (8, 9, 10, 11)), 8, 9, 10, 11, 8 | VERSION]
-    assert Header.of(job.packet(Kind.DATA, 2**32 - 1, 0)).slot == 11
-    assert Header.of(job.packet(Kind.DATA, 2**32 - 1, 0)).version == 1
+    assert Header.of(job.packet(PacketKind.DATA, 2**32 - 1, 0)).slot == 11
+    assert Header.of(job.packet(PacketKind.DATA, 2**32 - 1, 0)).version == 1
 
 
 def test_lanes_are_little_endian():

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 
 from aggregator.clients import Client, Network, Switchboard, exact_sums, some_job, some_payloads
-from aggregator.planes import AnyPlane, SpecPlane
+from aggregator.plane_kinds import AnyPlane, SpecPlane
 
-from tacit.aggregator.spec import Address, Answers, Job
-from tacit.aggregator.wire import CHUNKS, HEADER, Header, Kind, LaneType
+from tacit.aggregator.spec import Address, Answers, PlaneJob
+from tacit.aggregator.wire import CHUNKS, HEADER, Header, LaneType, PacketKind
 
 SLOTS = 32
 
@@ -20,7 +20,7 @@ SLOTS = 32
 class Trace:
     """`answers[i]` and `verdicts[i]` belong to `packets[i]`."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[PlaneJob, ...]
     packets: tuple[tuple[bytes, Address], ...]
     answers: tuple[Answers, ...]
     counts: dict[str, int]
@@ -124,9 +124,9 @@ def _spoil(
             job, ahead = clients[-1].job, random.choice(clients[-1].outstanding() or [0])
             chunk = (clients[-1].first_chunk + ahead + 2 * len(job.slots)) % CHUNKS  # gives its cell's sum up
             rank = random.randrange(job.world)
-            return job.packet(Kind.DATA, chunk, rank, bytes(job.data_nbytes)), job.members[rank]
+            return job.packet(PacketKind.DATA, chunk, rank, bytes(job.data_nbytes)), job.members[rank]
         case _:
             client = clients[-1]
-            kind = random.choice([Kind.PROBE, Kind.SETTLE, Kind.SETTLE])
+            kind = random.choice([PacketKind.PROBE, PacketKind.SETTLE, PacketKind.SETTLE])
             waiting = client.resend(kind) or [client.job.packet(kind, 0, client.rank)]
             return random.choice(waiting), client.address

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from aggregator.clients import Client, Network, exact_sums, some_job, some_payloads
-from aggregator.planes import AnyPlane, SpecPlane
+from aggregator.plane_kinds import AnyPlane, SpecPlane
 from aggregator.traces import Trace
 
-from tacit.aggregator.spec import Address, Answers, Job, Upstream
-from tacit.aggregator.wire import CHUNKS, HEADER, Header, Kind, LaneType
+from tacit.aggregator.spec import Address, Answers, PlaneJob, Upstream
+from tacit.aggregator.wire import CHUNKS, HEADER, Header, LaneType, PacketKind
 
 PARENT: Address = ("10.9.0.254", 4800)
 SLOTS = 64
@@ -21,7 +21,7 @@ def rack_address(rack: int) -> Address:
 
 def some_tree(
     lanes: LaneType, worlds: tuple[int, ...], elements: int = 40, windows: tuple[int, int] = (4, 4)
-) -> tuple[Job, list[Job]]:
+) -> tuple[PlaneJob, list[PlaneJob]]:
     """The job at the parent and those of the racks, of so many ranks each; windows of a rack, and of the parent."""
     own, above = windows
     top = replace(
@@ -43,7 +43,7 @@ def some_tree(
 class Written:
     """What one plane was sent and what it answered."""
 
-    job: Job
+    job: PlaneJob
     plane: AnyPlane
     packets: list[tuple[bytes, Address]]
     answers: list[Answers]
@@ -147,7 +147,7 @@ class Tree:
             case _:
                 chunk = (header.chunk + self.random.choice([-8, -4, 0])) % CHUNKS
                 rank = self.random.randrange(written.job.world)
-                return written.job.packet(Kind.SETTLE, chunk, rank), written.job.members[rank]
+                return written.job.packet(PacketKind.SETTLE, chunk, rank), written.job.members[rank]
 
     @property
     def ranks(self) -> list[Client]:

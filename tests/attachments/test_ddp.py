@@ -322,7 +322,7 @@ def test_double_precision_parameters_travel(ranks, text):
 def _twice(rank, world, wrap):
     model = DDP(deep()) if wrap == "ddp" else deep()
     first = tacit.attach(model, None, "int8")
-    with pytest.raises(ConfigError, match="already speaks 'every / int8"):
+    with pytest.raises(ConfigError, match="already has the strategy 'every / int8"):
         tacit.attach(model, None, "int4")
     first.close()
     with pytest.raises(ConfigError, match="closed"):

@@ -79,9 +79,9 @@ def _trained(rank, world, text):
 
 def test_int8_trains_to_the_loss_of_fp32_within_two_percent(ranks):
     (plain, _), _ = ranks.run(2, _trained, None)
-    for text in ("int8", "ef(int4)", "hush"):
+    for text, share in (("int8", 0.02), ("ef(int4)", 0.02), ("hush", 0.02), ("lowrank(8)", 0.01)):
         (loss, stats), _ = ranks.run(2, _trained, text)
-        assert abs(loss - plain) <= 0.02 * plain, (text, loss, plain)
+        assert abs(loss - plain) <= share * plain, (text, loss, plain)
         assert stats["steps"] == 40
         sums = {"Sum", "TableSum"} if text == "hush" else {"Sum"}
         assert set(stats["sent_by_request"]) == sums | {"Max"}

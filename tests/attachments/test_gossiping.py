@@ -79,7 +79,7 @@ def _resumed(rank, world, state):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     handle = tacit.attach(model, optimizer, "every / none / gossip")
     handle.load_state_dict(state)
-    loaded, differs = flat(model), handle._attachment._island.differs
+    loaded, differs = flat(model), handle._attachment._replica.differs
     handle.close()
     return loaded, differs
 
@@ -124,9 +124,8 @@ def test_nobody_meets_a_model_that_is_not_loaded_yet(ranks, tmp_path):
         torch.cat([t.reshape(-1) for t in states[0]["memory"]["model"].values()]), model.parameters()
     )
     train(model, torch.optim.SGD(model.parameters(), lr=0.05), 0, range(5))
-    torch.testing.assert_close(
-        alone, flat(model), rtol=1e-5, atol=1e-6
-    )  # not a step towards an untrained one
+    # not a step towards an untrained one
+    torch.testing.assert_close(alone, flat(model), rtol=1e-5, atol=1e-6)
     assert torch.equal(merged, same)
     assert sum(_met(tmp_path / f"late-{rank}.jsonl") for rank in range(2)) > 0  # and after that they do meet
 
@@ -182,7 +181,7 @@ def _hosts(rank, world, text):
     for step in range(40):
         train(model, optimizer, rank, range(step, step + 1))
         models.append(flat(model))
-    apart = handle.consensus()
+    apart = handle.divergence()
     dist.barrier()
     handle.merge()
     sent = handle.stats.sent_nbytes
@@ -239,7 +238,7 @@ def _late(rank, world):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         handle = tacit.attach(model, optimizer, "local(1000) / none / gossip", timeout=patience)
-        begun, top = handle.step, handle._attachment._island.top_lr
+        begun, top = handle.step, handle._attachment._replica.top_lr
         if rank == 0:
             train(model, optimizer, rank, range(5))
             torch.distributed.barrier()
@@ -317,7 +316,7 @@ def _again(rank, world, store):
     dist.barrier()
     if rank == 1:  # is killed: its lease stays
         attached._members._closed.set()
-        attached._members._line.close()
+        attached._members._store_client.close()
     else:
         handle.close()
     return start, flat(model), attached._members.run
@@ -373,7 +372,7 @@ def _dies_in_the_merge(rank, world):
         attached._members._closed.set()
         attached._peers.close()
     torch.distributed.barrier()
-    apart = handle.consensus()  # its lease is still there
+    apart = handle.divergence()  # its lease is still there
     if rank != 2:
         handle.merge()
     merged = flat(model)
@@ -403,7 +402,7 @@ def _slow_and_fast(rank, world, folder):
         _await(lambda: handle._attachment._members.get("merge/1/1/0"))  # rank 0 waits
         train(model, optimizer, rank, range(10, 50))
         handle._attachment._peers.wait()
-    handle._attachment._island.gather_in()
+    handle._attachment._replica.gather_in()
     own, step = flat(model), handle.step
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -452,7 +451,7 @@ def _too_long(rank, world, folder):
     path = f"{folder}/{rank}.jsonl"
     model, handle, own = _three_steps_alone(rank, records=path)
     peers = handle._attachment._peers
-    settle, merge.SAYS_S, merge.MERGE_S = peers.settle, 0.02, 0.0
+    settle, merge.WARNS_S, merge.MERGE_S = peers.settle, 0.02, 0.0
 
     def agreed():  # from here on models travel, and only that has a deadline
         merge.MERGE_S = 60.0

@@ -51,11 +51,12 @@ def _whole(gradient):
 def _open():
     """Files, threads of the process, and threads of tacit's, once those that are told to end have ended."""
     gc.collect()
-    own = [thread for thread in threading.enumerate() if thread.name.startswith("tacit")]
-    for thread in own:
-        thread.join(5)
-    own = [thread for thread in own if thread.is_alive()]
-    gc.collect()
+    deadline = time.monotonic() + 10
+    while (
+        own := [t for t in threading.enumerate() if t.name.startswith("tacit")]
+    ) and time.monotonic() < deadline:
+        own[0].join(0.1)
+        gc.collect()  # again: a thread that was just finishing a job may have held what was dropped
     files, threads = (len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task"))
     return files, threads, len(own)
 

@@ -37,9 +37,9 @@ def _start(rank, text, bucket="20kB"):
 def _trained(rank, world, text, steps=STEPS):
     model, optimizer, handle = _start(rank, text)
     train(model, optimizer, rank, range(steps))
-    apart = handle.consensus()
+    apart = handle.divergence()
     handle.merge()
-    return flat(model), apart, handle.consensus(), handle.stats.as_dict()["steps"]
+    return flat(model), apart, handle.divergence(), handle.stats.as_dict()["steps"]
 
 
 def _reference(world, every, steps, make, after=0):
@@ -306,7 +306,7 @@ def _between(rank, world):
     optimizer.zero_grad()
     loss_of(model, rank, 4).backward()
     handle.load_state_dict(handle.full_state_dict())
-    assert handle.consensus() == 0.0
+    assert handle.divergence() == 0.0
     handle.merge()  # of models that are alike: nothing changes
     optimizer.step()
     train(model, optimizer, rank, range(5, STEPS))
@@ -385,7 +385,7 @@ def _adacomm(rank, world, tell):
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
         if tell:
-            handle.told((0.5 + rank) / (1 + step))  # the ranks' losses differ, their mean does not
+            handle.report_loss((0.5 + rank) / (1 + step))  # the ranks' losses differ, their mean does not
         before = handle.stats.sent_nbytes
         optimizer.step()
         if handle.stats.sent_nbytes > before:
@@ -407,7 +407,7 @@ def _not_told(rank, world):
 
 
 def test_adacomm_without_a_loss_says_what_is_missing(ranks):
-    assert "handle.told(loss)" in ranks.run(2, _not_told)[0]
+    assert "handle.report_loss(loss)" in ranks.run(2, _not_told)[0]
 
 
 def _refusals(rank, world):

@@ -18,11 +18,11 @@ from aggregator.members import joined, some_terms, sum_exactly, until
 from aggregator.serving import TACIT, UNWRITABLE, serving, unwritable
 from pyroute2 import IPRoute
 
-from tacit.aggregator import Header, Kind
-from tacit.aggregator.kernel_plane import KernelPlane
-from tacit.aggregator.reader import Reader
+from tacit.aggregator import Header, PacketKind
+from tacit.aggregator.control.status import StatusClient
+from tacit.aggregator.planes.kernel_plane import KernelPlane
 from tacit.cli import main
-from tacit.lab.spaces import NEWNET, unshare
+from tacit.lab.network.namespaces import NEWNET, unshare
 
 LONG = "0123456789abcdef-long-enough"
 
@@ -81,10 +81,10 @@ def test_a_standard_error_that_takes_nothing_ends_no_job(how: str) -> None:
         for name in ("a", "b"):
             with joined(served.address, some_terms(name), "") as ranks:
                 sum_exactly(ranks, chunks=10, seed=4)
-        with Reader(served.address, "") as reader:
-            assert (reader.read().admitted, reader.read().lost_ranks) == (2, 0)
+        with StatusClient(served.address, "") as status:
+            assert (status.read().admitted, status.read().lost_ranks) == (2, 0)
             if how != "a pipe that nobody reads":  # there they wait
-                until(lambda: reader.read().lost_notices >= 3)
+                until(lambda: status.read().lost_notices >= 3)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == 0
 
@@ -253,14 +253,14 @@ def _ranks_beside(made: threading.Event, linked: threading.Event) -> list[object
     with IPRoute() as ip:
         _add_up(ip, "rank0", "10.9.0.1")
     at = ("10.9.0.254", 4800)
-    with joined(at, some_terms(), LONG, host="10.9.0.1") as ranks, Reader(at, LONG) as reader:
+    with joined(at, some_terms(), LONG, host="10.9.0.1") as ranks, StatusClient(at, LONG) as status:
         for rank in ranks:
             rank.send(0)
         kinds = [Header.of(rank.socket.recv(65536)).kind for rank in ranks]
         for chunk in (1, 2):
             ranks[0].send(chunk)
         until(lambda: ranks[2].membership.missing() == {1: 2, 2: 2})
-        now = reader.read()
+        now = status.read()
     return [kinds, now.plane, now.counts["completed"], now.jobs[0].members == ranks[0].job.members]
 
 
@@ -287,6 +287,6 @@ def test_the_kernel_plane_serves_and_stops_like_the_other() -> None:
     if reason := KernelPlane.missing():
         pytest.skip(reason)
     told, code, error = in_new_network(_switch)
-    assert told == [[Kind.RESULT] * 3, "kernel", 1, True]
+    assert told == [[PacketKind.RESULT] * 3, "kernel", 1, True]
     last = error.splitlines()[-1]
     assert (code, last) == (0, "tacit: stopped; jobs served: 1, chunks summed: 1, ranks lost: 0")

@@ -107,7 +107,7 @@ def test_a_short_demo_prints_json_and_leaves_records_and_a_report(tmp_path: Path
 
 
 def test_a_short_demo_on_a_network_compares_with_plain_ddp_and_leaves_a_page(tmp_path: Path) -> None:
-    from tacit.lab.machine import check
+    from tacit.lab.network.machine import check
 
     pytest.importorskip("sklearn")
     if not (machine := check()).able:

@@ -16,7 +16,9 @@ import pytest
 
 from tacit import records
 from tacit.cli import main
-from tacit.lab import NoNamespacesError, calibration, kernel_features, session, up
+from tacit.lab import NoNamespacesError, kernel_features, up
+from tacit.lab.experiments import session
+from tacit.lab.network import calibration
 from tacit.topology import star
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +193,7 @@ def test_a_network_that_is_not_what_it_claims_is_not_reported_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = calibration.Row("from h0 to h1", "h0", "h1", 100_000, 7, 0.0004, 0.0084, 0.008, 0.009)
+    row = calibration.CalibrationCheck("from h0 to h1", "h0", "h1", 100_000, 7, 0.0004, 0.0084, 0.008, 0.009)
     monkeypatch.setattr(
         session, "calibrate", lambda lab, logs, realtime: calibration.Calibration(lab.rate_bps, (row,), 3)
     )

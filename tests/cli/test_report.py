@@ -68,7 +68,7 @@ def test_a_demo_run_and_a_lab_run_share_a_page(
     out = tmp_path / "both.html"
     assert main(["report", str(run), str(tmp_path / "demo"), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "thc: To 88.5 %" in told and "demo: “every / int8(block=256) / sharded” says least" in told
+    assert "thc: To 88.5 %" in told and "demo: “every / int8(block=256) / sharded” sends least" in told
     assert out.read_text(encoding="utf-8").count("<svg") == 4 + 6
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tacit.cli import main
 from tacit.schedules import SCHEDULES, SHAPES
-from tacit.sim.place import OPTICAL_OPTIONS
+from tacit.sim.fabric import OPTICAL_OPTIONS
 from tacit.topology_files import _LINK_OPTIONS
 
 HUGE = "1" + 20 * "0"
@@ -123,7 +123,7 @@ def test_a_network_with_such_a_number_gets_one_sentence(name, outcome):
 
 @pytest.mark.parametrize("name", {**SCHEDULES, **SHAPES})
 def test_a_schedule_with_such_an_option_gets_one_sentence(name, outcome):
-    for option in (SCHEDULES | SHAPES)[name].__kwdefaults__ or {}:
+    for option in {**SCHEDULES, **SHAPES}[name].__kwdefaults__ or {}:
         for value in LITERALS:
             for on in ("leaf_spine(hosts=4)", "optical(wavelengths=4, nodes=32)"):
                 outcome(

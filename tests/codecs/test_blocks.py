@@ -19,21 +19,21 @@ SIZES = [0, 1, 2, 3, 63, 64, 65, 255, 1000, 4097]
 @pytest.mark.parametrize("numel", SIZES)
 def test_device_agnostic_torch_equals_native_bit_for_bit(bits, rounding, numel):
     for block in (2, 64, 256):
-        form = Blocks(bits, block, rounding)
+        format = Blocks(bits, block, rounding)
         x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * 3
         if numel > 2:
             x[1], x[2] = 1e-38, 1e30
         if numel > 1000:
             x[700], x[900] = torch.nan, -torch.inf
-        native = form.pack(x, seed=2**63 + 11)
+        native = format.pack(x, seed=2**63 + 11)
         twin = torch.empty_like(native)
         in_torch.pack_blocks(x, bits, block, 2**63 + 11, rounding == "stochastic", twin)
-        assert native.numel() == form.nbytes(numel) == _core.packed_nbytes(numel, bits, block)
+        assert native.numel() == format.nbytes(numel) == _core.packed_nbytes(numel, bits, block)
         assert torch.equal(native, twin)
         back = torch.ones(numel)
         in_torch.unpack_blocks(native, numel, bits, block, -1.0, True, back)
         expected = torch.ones(numel)
-        form.unpack_add(native, expected, gain=-1.0)
+        format.unpack_add(native, expected, gain=-1.0)
         torch.testing.assert_close(back, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -47,15 +47,15 @@ def test_the_generator_is_the_same_in_both():
 
 @pytest.mark.parametrize("codec", [Int8(), Int8(block=64), Int4(), Int4(block=128)], ids=str)
 def test_a_payload_can_be_cut_between_blocks_and_joined_again(codec):
-    form = codec.form
+    format = codec.format
     x = torch.randn(10_007)
-    data = form.pack(x, 1)
+    data = format.pack(x, 1)
     for shards in (1, 2, 3, 5, 200):
-        cuts = form.cuts(x.numel(), shards)
-        parts = [form.cut(data, a, b) for a, b in pairwise(cuts)]
-        assert torch.equal(form.join(parts), data)
-        whole = torch.cat([form.unpack(p, b - a) for p, (a, b) in zip(parts, pairwise(cuts), strict=True)])
-        assert torch.equal(whole, form.unpack(data, x.numel()))
+        cuts = format.cuts(x.numel(), shards)
+        parts = [format.cut(data, a, b) for a, b in pairwise(cuts)]
+        assert torch.equal(format.join(parts), data)
+        whole = torch.cat([format.unpack(p, b - a) for p, (a, b) in zip(parts, pairwise(cuts), strict=True)])
+        assert torch.equal(whole, format.unpack(data, x.numel()))
 
 
 def test_errors_of_this_size_are_what_the_bits_allow():

@@ -8,7 +8,7 @@ from tacit.codecs import Hush, Int4, Thc, in_torch
 from tacit.codecs.hush import GRIDS, _offsets, grid_for
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
-from tacit.requests import Lanes, LocalSlots, TableSum, loop_back
+from tacit.requests import Lanes, LocalMemory, TableSum, loop_back
 from tacit.strategy import Strategy, parse_codec
 from tacit.testing import check, nmse, vectors
 
@@ -37,11 +37,13 @@ def test_half_of_thcs_error_on_independent_ranks_and_less_on_identical_ones(worl
 def test_every_world_to_64_is_exact_in_integers_and_small_in_error(world):
     inputs = vectors("gauss", world, 20_000)
     asked: list[TableSum] = []
-    heard = loop_back(Hush(), inputs, observe=lambda r: asked.append(r) if isinstance(r, TableSum) else None)
-    assert all(torch.equal(heard[0].total, other.total) for other in heard)
-    assert world * nmse(heard[0].total, inputs) < 0.0125
-    said = sum(h.said().double() for h in heard)
-    assert (said - heard[0].total.double()).abs().max() < 1e-4 * world
+    reduced = loop_back(
+        Hush(), inputs, observe=lambda r: asked.append(r) if isinstance(r, TableSum) else None
+    )
+    assert all(torch.equal(reduced[0].total, other.total) for other in reduced)
+    assert world * nmse(reduced[0].total, inputs) < 0.0125
+    said = sum(h.contribution().double() for h in reduced)
+    assert (said - reduced[0].total.double()).abs().max() < 1e-4 * world
 
 
 def test_one_large_rank_does_not_spoil_the_others():
@@ -175,10 +177,10 @@ def _native_norms(x):
 
 
 def _with_equal_norms(codec, inputs):
-    memories = [LocalSlots(x) for x in inputs]
+    memories = [LocalMemory(x) for x in inputs]
     for step in range(2):
-        heard = loop_back(codec, inputs, memories=memories, step=step)
-    return heard[0].total
+        reduced = loop_back(codec, inputs, memories=memories, step=step)
+    return reduced[0].total
 
 
 def test_bytes_are_half_a_byte_a_coordinate_and_a_norm_a_block():

@@ -68,9 +68,9 @@ def test_native_and_torch_give_the_same_bits_for_any_scale(scale, monkeypatch):
 def test_the_norm_of_a_slice_of_the_largest_floats_can_be_sent():
     largest = torch.finfo(torch.float32).max
     inputs, sent = [torch.full((1 << 20,), largest), torch.zeros(1 << 20)], []
-    heard = loop_back(Thc(), inputs, observe=sent.append)
+    reduced = loop_back(Thc(), inputs, observe=sent.append)
     assert sent[0].value.dtype == torch.float32 and sent[0].value.isfinite().all()
-    assert heard[0].total.isfinite().float().mean() > 0.4  # the rest is rounded beyond the largest float
+    assert reduced[0].total.isfinite().float().mean() > 0.4  # the rest is rounded beyond the largest float
 
 
 @pytest.mark.parametrize("world", [1, 8, 9, 33, 64])

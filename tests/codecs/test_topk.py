@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from tacit.codecs import ErrorFeedback, TopK
+from tacit.codecs import ErrorFeedback, Int8, TopK
 from tacit.codecs.topk import Rows, fitted, nearest, of_bits, of_bytes, to_bits, to_bytes
 from tacit.errors import ConfigError
-from tacit.plan import requests_of
-from tacit.requests import LocalSlots, loop_back
+from tacit.requests import LocalMemory, loop_back
+from tacit.shapes import requests_of
 from tacit.strategy import Strategy, parse_codec
 from tacit.testing import check, vectors
 
@@ -38,8 +38,8 @@ def _spread(size):
 @pytest.mark.parametrize("numel", [1, 2, 7, 100, 4095, 4096, 4097, 10_000])
 def test_the_largest_of_every_chunk_are_said_with_their_signs_and_the_rest_is_zero(numel):
     codec, x = TopK(), noise(numel)
-    heard = said(codec, x)
-    for part, answer in zip(x.split(4096), heard.split(4096), strict=True):
+    reduced = said(codec, x)
+    for part, answer in zip(x.split(4096), reduced.split(4096), strict=True):
         kept = max(1, round(part.numel() / 64))
         chosen = part.abs().topk(kept).indices
         assert set(answer.nonzero().flatten().tolist()) == set(chosen.tolist())
@@ -88,12 +88,12 @@ def test_what_is_declared_is_what_is_packed_and_asked_for(text, numel):
 
 def test_the_total_is_the_sum_of_what_each_rank_said_to_the_bit():
     codec, inputs = TopK(share=0.1), vectors("lognormal", 3, 10_001)
-    heard = loop_back(codec, inputs)
+    reduced = loop_back(codec, inputs)
     total = torch.zeros(10_001)
-    for own, x in zip(heard, inputs, strict=True):
-        assert torch.equal(own.said(), said(codec, x))
-        total += own.said()
-    assert all(torch.equal(own.total, total) for own in heard)
+    for own, x in zip(reduced, inputs, strict=True):
+        assert torch.equal(own.contribution(), said(codec, x))
+        total += own.contribution()
+    assert all(torch.equal(own.total, total) for own in reduced)
 
 
 def test_zeros_few_numbers_and_equal_ones_are_said_as_they_are():
@@ -109,10 +109,10 @@ def test_zeros_few_numbers_and_equal_ones_are_said_as_they_are():
 def test_a_chunk_that_is_not_finite_is_nan_for_all_and_leaves_the_others_alone(bad):
     codec, inputs = ErrorFeedback(TopK(), decay=0.5), vectors("gauss", 2, 9000)
     inputs[1][5000:5200] = bad  # more than are said of a chunk
-    memories = [LocalSlots(x) for x in inputs]
-    heard = loop_back(codec, inputs, memories=memories)
-    assert all(h.total[4096:8192].isnan().all() for h in heard)
-    assert heard[0].total[:4096].isfinite().all() and heard[0].total[8192:].isfinite().all()
+    memories = [LocalMemory(x) for x in inputs]
+    reduced = loop_back(codec, inputs, memories=memories)
+    assert all(h.total[4096:8192].isnan().all() for h in reduced)
+    assert reduced[0].total[:4096].isfinite().all() and reduced[0].total[8192:].isfinite().all()
     assert all(memory.vector("residual").isfinite().all() for memory in memories)
 
 
@@ -141,7 +141,7 @@ def test_levels_rise_and_each_is_the_mean_of_its_own():
 
 def test_a_decay_keeps_that_part_of_what_was_not_said():
     codec, inner = ErrorFeedback(TopK(share=0.1, chunk=50), decay=0.9), TopK(share=0.1, chunk=50)
-    memory, kept = LocalSlots(torch.empty(200)), torch.zeros(200, dtype=torch.float64)
+    memory, kept = LocalMemory(torch.empty(200)), torch.zeros(200, dtype=torch.float64)
     for step in range(6):
         x = noise(200, step)
         total = loop_back(codec, [x], memories=[memory], step=step)[0].total
@@ -154,7 +154,7 @@ def test_a_decay_keeps_that_part_of_what_was_not_said():
 def test_a_decay_of_one_is_plain_error_feedback_and_of_zero_is_none():
     x, seen = noise(5000), {}
     for decay in (1, 1.0, 0.0):
-        memory = LocalSlots(x)
+        memory = LocalMemory(x)
         for step in range(3):
             seen[decay] = loop_back(ErrorFeedback(TopK(), decay), [x], memories=[memory], step=step)[0].total
     assert torch.equal(seen[0.0], said(TopK(), x))
@@ -180,11 +180,11 @@ def test_the_text_reads_back(text):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("topk(share=0)", "share=0: the part that is said"),
+        ("topk(share=0)", "share=0: the part that is sent"),
         ("topk(share=1.5)", "share=1.5"),
         ("topk(bits=5)", "bits=5: a sign and up to 3 bits"),
         ("topk(chunk=1)", "chunk=1: 2 to 1048576"),
-        ("ef(topk, decay=1.5)", "decay=1.5: what stays of the memory"),
+        ("ef(topk, decay=1.5)", "decay=1.5: the part of the memory that a step keeps"),
     ],
 )
 def test_a_bad_option_is_one_sentence(text, sentence):
@@ -207,7 +207,7 @@ def test_the_core_and_torch_write_one_wire(share: float, bits: int, numel: int) 
         TopK(share=share, bits=bits),
         torch.randn(numel, generator=torch.Generator().manual_seed(numel)),
     )
-    for rows, part in codec._cut(x):
+    for rows, part in codec.cut(x):
         core, torchs = rows.pack(part), rows.pack_in_torch(part)
         head = 2 * rows.levels
         indices = slice(head, head + (rows.kept * rows.low + rows.high) // 8)
@@ -216,10 +216,10 @@ def test_the_core_and_torch_write_one_wire(share: float, bits: int, numel: int) 
         levels = [torch.frombuffer(bytearray(level), dtype=torch.bfloat16).float() for level in levels]
         torch.testing.assert_close(*levels, rtol=0.01, atol=0)
         for payload in (core, torchs):  # whoever reads reads the same
-            heard, twin = torch.ones_like(part), torch.ones_like(part)
-            rows.unpack_add(payload, heard)
+            reduced, twin = torch.ones_like(part), torch.ones_like(part)
+            rows.unpack_add(payload, reduced)
             rows.unpack_add_in_torch(payload, twin)
-            assert torch.equal(heard, twin)
+            assert torch.equal(reduced, twin)
 
 
 def test_bytes_that_nobody_packed_are_refused() -> None:
@@ -229,3 +229,76 @@ def test_bytes_that_nobody_packed_are_refused() -> None:
         codec.unpack_add(torch.zeros_like(payload), out)
     with pytest.raises(ValueError, match="are not rows of 64 elements"):
         codec.unpack_add(payload[:-1].clone(), out)
+
+
+# ---- topk > another codec's numbers ----
+
+CHAINS = {
+    "topk(0.01) > int8": "topk(share=0.01, chunk=4096) > int8(block=256)",
+    "topk(chunk=256)>int4( rounding=nearest )": "topk(share=0.015625, chunk=256) > int4(block=64, rounding=nearest)",
+    "topk(0.25) > bf16": "topk(share=0.25, chunk=4096) > bf16",
+    "topk > none": "topk(share=0.015625, chunk=4096) > none",
+    "ef(topk(0.01) > int8)": "ef(topk(share=0.01, chunk=4096) > int8(block=256))",
+    "ef(topk > int8(64), decay=0.95)": "ef(topk(share=0.015625, chunk=4096) > int8(block=64), decay=0.95)",
+}
+
+
+@pytest.mark.parametrize("text", CHAINS)
+def test_a_chain_is_written_in_one_form_and_keeps_all_rules(text):
+    codec = parse_codec(text)
+    assert str(codec) == CHAINS[text] and parse_codec(str(codec)) == codec
+    assert Strategy.parse(f"every / {text}").what == codec
+    assert [f for f in check(codec) if not f.passed] == []
+    assert sum(asked.up_nbytes for asked in requests_of(codec, 5000, 2)) == codec.nbytes(5000)
+
+
+def test_a_chain_sends_indices_and_the_other_codecs_numbers():
+    indices = -(-(82 * 5 + 82 + (4095 >> 5)) // 8)  # Elias and Fano: 2 % of 4096 with 5 low bits each
+    assert parse_codec("topk(0.02) > int8").nbytes(4096) == indices + Int8().nbytes(82)
+    assert parse_codec("topk(0.02) > none").nbytes(8192) == 2 * indices + 4 * 164
+
+
+def test_a_chain_without_rounding_sends_the_largest_as_they_are():
+    codec, x = parse_codec("topk(share=0.25, chunk=64) > none"), noise(200)
+    total = loop_back(codec, [x])[0].total
+    for chunk, got in zip(x.split(64), total.split(64), strict=True):
+        kept = chunk.abs().topk(round(0.25 * len(chunk))).indices
+        expected = torch.zeros_like(chunk)
+        expected[kept] = chunk[kept]
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("topk > hush", "hush has no format for single numbers; write topk > int8, int4, bf16 or none"),
+        ("topk > topk > int8", "has no format for single numbers"),
+        ("int8 > topk", "int8(block=256) has no numbers for another codec; topk has"),
+        ("topk(bits=3) > int8", "bits=3: int8(block=256) writes the numbers; leave bits out"),
+        ("topk >", "codec 'topk >' cannot be read"),
+        ("topk > int9", "unknown codec 'int9'; did you mean 'int8'?"),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused_in_one_sentence(text, sentence):
+    with pytest.raises(ConfigError) as refused:
+        parse_codec(text)
+    assert sentence in str(refused.value)
+
+
+def _trained(rank, world, text):
+    import toys
+
+    import tacit
+
+    model = toys.deep(layers=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with tacit.attach(model, optimizer, text) as handle:
+        toys.train(model, optimizer, rank, range(6))
+        return toys.flat(model), handle.stats.sent_nbytes
+
+
+def test_a_chain_trains_on_real_ranks_with_the_bytes_it_declares(ranks):
+    text = "every / ef(topk(0.05) > int8) / sharded"
+    (a, sent), (b, _) = ranks.run(2, _trained, text)
+    declared = parse_codec("topk(0.05) > int8").nbytes(a.numel())
+    assert torch.equal(a, b) and 6 * declared <= sent <= 6 * (declared + 64)

@@ -44,9 +44,8 @@ def test_one_is_killed_and_back_another_is_cut_off_and_nobody_loses_anything() -
     found = json.loads(ran.stdout)
     assert found["broken"] == [] and found["lost"] < 1e-5
     assert found["accuracy"] > 0.75
-    assert (
-        found["killed_at"] <= found["back_at"] < 800
-    )  # it took a model that had come further, and trained on
+    # it took a model that had come further, and trained on
+    assert found["killed_at"] <= found["back_at"] < 800
     assert found["steps_while_cut"][found["cut"]] > 0  # alone
     assert found["meetings"] > 20
 
@@ -88,11 +87,12 @@ def end(**more: Any) -> dict[str, Any]:
 def kept(promises: ModuleType) -> Any:
     """Two ranks, of which the second dies and comes back at step 10 of the first."""
     first = [began(0, 1, "a"), steps(1, 10), met("0-a-1", 1), met("0-a-2", 1, 8), steps(11, 20), end()]
+    # it did not live to conclude the other
     dead = [
         began(0, 1, "b"),
         steps(1, 4),
         met("0-a-1", 0, gained=-0.5),
-    ]  # it did not live to conclude the other
+    ]
     back = [began(10, 10, "c"), steps(11, 20), end()]
     lives = [promises.Life(0, 1, first), promises.Life(1, 1, dead, True), promises.Life(1, 2, back)]
     return promises.Run(lives, steps=20, world=2)

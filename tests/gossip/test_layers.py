@@ -37,11 +37,11 @@ def test_squares_are_of_each_layer():
 
 def test_layers_are_told_in_a_few_letters_and_must_be_some_of_ours():
     for chosen in (None, (0,), (0, 2), (0, 1, 2)):
-        assert LAYERS.read(LAYERS.tell(chosen)) == chosen
-    assert len(Layers((1,) * 12_000).tell(tuple(range(12_000)))) == 3_000
-    for told in ("", "0", "8", "-1", "x", [0], [], 7, True, {}, 0.5):
+        assert LAYERS.decode(LAYERS.encode(chosen)) == chosen
+    assert len(Layers((1,) * 12_000).encode(tuple(range(12_000)))) == 3_000
+    for text in ("", "0", "8", "-1", "x", [0], [], 7, True, {}, 0.5):
         with pytest.raises((ValueError, TypeError)):
-            LAYERS.read(told)
+            LAYERS.decode(text)
 
 
 def test_models_that_are_cut_otherwise_have_another_checksum():

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from tacit.errors import PairingError
-from tacit.gossip.islands import Islands
 from tacit.gossip.layers import Layers
 from tacit.gossip.meeting import difference, meet, merge_weights
-from tacit.gossip.partners import Gossip
-from tacit.requests import LocalSlots
+from tacit.gossip.simulated import SimulatedReplicas
+from tacit.requests import LocalMemory
 from tacit.rounds import Local
-from tacit.rounds.adaptive import UNRELATED, Adaptive, Movement, Wish, learned
+from tacit.rounds.adaptive import Adaptive, learned
+from tacit.rounds.rules import UNRELATED, Movement, Wish
+from tacit.schemes import Gossip
 from tacit.strategy import Strategy, parse_codec
 
 CODECS = ("none", "bf16", "int8(block=64)", "int4(block=64)", "ef(int4(block=64))", "thc", "hush")
@@ -27,7 +28,7 @@ def pair(numel=5000, apart=0.1):
 
 
 def both(codec, left, right, reference, number=1, memories=None):
-    memories = memories or (LocalSlots(left), LocalSlots(right))
+    memories = memories or (LocalMemory(left), LocalMemory(right))
     low, high = meet(parse_codec(codec), left, right, reference, memories, seed=7, number=number)
     assert torch.equal(low.middle, high.middle)
     return left + low.delta, right + high.delta, low.middle
@@ -50,7 +51,7 @@ def test_the_mean_of_the_two_stays(codec):
 @pytest.mark.parametrize("codec", CODECS)
 def test_they_come_nearer_each_time_they_meet_until_they_agree(codec):
     left, right, reference = pair()
-    memories = LocalSlots(left), LocalSlots(right)
+    memories = LocalMemory(left), LocalMemory(right)
     first = (left - right).norm()
     for number in range(12):
         left, right, reference = both(codec, left, right, reference, number, memories)
@@ -139,7 +140,7 @@ def test_two_that_meet_see_whether_they_moved_alike_unrelated_or_against_each_ot
     rng = torch.Generator().manual_seed(5)
     reference, one, other = (torch.randn(20_000, generator=rng) for _ in range(3))
     for left, right, expected in ((one, one, 0.0), (one, other, 1.0), (one, -one, 2.0)):
-        memories = LocalSlots(one), LocalSlots(other)
+        memories = LocalMemory(one), LocalMemory(other)
         low, high = meet(
             parse_codec(codec), reference + left, reference + right, reference, memories, seed=7, number=1
         )
@@ -199,28 +200,30 @@ def test_the_text_parses_back_to_itself(text):
     assert str(Strategy.parse(text)) == text
 
 
-# ---- islands
+# ---- replicas
 
 
-def islands(trigger, codec="none", who=None, numel=2000, world=8):
+def replicas(trigger, codec="none", who=None, numel=2000, world=8):
     models = torch.randn(numel, generator=torch.Generator().manual_seed(0)).repeat(world, 1)
-    return Islands(models, Layers((numel // 2, numel // 2)), trigger, parse_codec(codec), who or Gossip())
+    return SimulatedReplicas(
+        models, Layers((numel // 2, numel // 2)), trigger, parse_codec(codec), who or Gossip()
+    )
 
 
-def test_symmetric_islands_keep_their_mean_and_find_together():
-    found = islands(Local(1), who=Gossip(peers="exponential"))
+def test_symmetric_replicas_keep_their_mean_and_find_together():
+    found = replicas(Local(1), who=Gossip(peers="exponential"))
     rng = torch.Generator().manual_seed(1)
     found.models += 0.1 * torch.randn(found.models.shape, generator=rng)
-    mean, apart = found.mean().clone(), found.consensus()
+    mean, apart = found.mean().clone(), found.divergence()
     for _ in range(12):
         found.stepped(0.1)
     torch.testing.assert_close(found.mean(), mean, rtol=1e-4, atol=1e-5)
-    assert found.consensus() < 0.05 * apart
+    assert found.divergence() < 0.05 * apart
 
 
 def test_push_moves_the_called_and_pull_the_caller():
     for mode in ("push", "pull"):
-        found = islands(Local(1), who=Gossip(mode=mode), world=2)
+        found = replicas(Local(1), who=Gossip(mode=mode), world=2)
         found.models[1] += 1.0
         before = found.models.clone()
         found._meet(0, 1, None)
@@ -230,8 +233,8 @@ def test_push_moves_the_called_and_pull_the_caller():
         assert found.sent_nbytes == 4 * 2000
 
 
-def test_an_island_that_waits_holds_its_model_and_those_that_step_move_towards_it():
-    found = islands(Local(1), world=2)
+def test_an_replica_that_waits_holds_its_model_and_those_that_step_move_towards_it():
+    found = replicas(Local(1), world=2)
     found.waiting = {0}
     found.models[1] += 1.0
     before = found.models.clone()
@@ -247,7 +250,7 @@ def test_a_trigger_talks_as_rarely_as_the_models_move():
     rng = torch.Generator().manual_seed(1)
     counts = {}
     for theta in (0.02, 0.05):
-        found = islands(Adaptive(theta))
+        found = replicas(Adaptive(theta))
         for _ in range(40):
             found.models += 0.01 * torch.randn(found.models.shape, generator=rng)
             found.stepped(0.1)
@@ -256,8 +259,8 @@ def test_a_trigger_talks_as_rarely_as_the_models_move():
 
 
 @pytest.mark.parametrize("codec", ["none", "hush"])
-def test_islands_say_the_layers_that_have_moved_and_keep_their_mean(codec):
-    found = islands(Adaptive(0.02), codec, world=2)
+def test_replicas_say_the_layers_that_have_moved_and_keep_their_mean(codec):
+    found = replicas(Adaptive(0.02), codec, world=2)
     found.models[:, 1000:] += torch.tensor([[0.1], [0.3]])
     before = found.models.clone()
     found.stepped(0.1)

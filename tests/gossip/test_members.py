@@ -3,21 +3,23 @@
 import pytest
 import torch.distributed as dist
 
-from tacit.gossip.line import Line
 from tacit.gossip.members import Members
-from tacit.gossip.peers import Address
+from tacit.gossip.peers import PeerAddress
+from tacit.gossip.store_client import DeadlineClient
 
 
 def member(store, rank, world=2, **options):
-    return Members(Line(lambda: store), rank, world, beat_s=3600.0, **options)  # beats when it looks
+    return Members(
+        DeadlineClient(lambda: store), rank, world, beat_s=3600.0, **options
+    )  # beats when it looks
 
 
 def test_a_rank_is_there_from_its_beginning_until_it_leaves():
     store = dist.HashStore()
     zero, one = member(store, 0), member(store, 1)
     assert dict(zero.look()) == {}
-    one.begin(Address("127.0.0.1", 7, "one"))
-    assert dict(zero.look()) == {1: Address("127.0.0.1", 7, "one")}
+    one.begin(PeerAddress("127.0.0.1", 7, "one"))
+    assert dict(zero.look()) == {1: PeerAddress("127.0.0.1", 7, "one")}
     one.close()
     assert dict(zero.look()) == {}
     zero.close()
@@ -26,7 +28,7 @@ def test_a_rank_is_there_from_its_beginning_until_it_leaves():
 def test_a_beat_that_does_not_change_is_a_lease_that_runs_out_and_the_next_beat_renews_it():
     store = dist.HashStore()
     zero, one = member(store, 0, lease_s=0.0), member(store, 1)
-    one.begin(Address("127.0.0.1", 7, "one"))
+    one.begin(PeerAddress("127.0.0.1", 7, "one"))
     assert dict(zero.look()) == {}  # a lease of no length is always over
     patient = member(store, 0, lease_s=3600.0)
     assert set(patient.look()) == {1}
@@ -52,19 +54,19 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
         return store
 
     one = member(store, 1, world=3)
-    one.begin(Address("127.0.0.1", 7, "one"))
-    line = Line(opened)
-    zero = Members(line, 0, 3, beat_s=3600.0)
+    one.begin(PeerAddress("127.0.0.1", 7, "one"))
+    store_client = DeadlineClient(opened)
+    zero = Members(store_client, 0, 3, beat_s=3600.0)
     assert set(zero.look()) == {1}
     away.append(True)
-    line._leave(line._clerk)  # its connection is lost
+    store_client._leave(store_client._worker)  # its connection is lost
     with pytest.warns(
         UserWarning, match=r"store is gone \(no route to host\): rank 0 goes on with the peers it knows"
     ):
         assert set(zero.look()) == {1}
     assert zero.store_lost
     two = member(store, 2, world=3)
-    two.begin(Address("127.0.0.2", 7, "two"))
+    two.begin(PeerAddress("127.0.0.2", 7, "two"))
     assert set(zero.look()) == {1}
     away.clear()
     assert set(zero.look()) == {1, 2} and not zero.store_lost
@@ -75,11 +77,11 @@ def test_without_the_store_the_known_are_called_and_with_it_again_the_new():
 def test_a_lease_without_this_runs_proof_is_none_and_a_malformed_one_ends_nothing():
     store = dist.HashStore()
     zero, one = member(store, 0, secret="s" * 16), member(store, 1, secret="another secret..")
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(PeerAddress("10.0.0.1", 7, "one"))
     with pytest.warns(UserWarning, match="does not prove this run's TACIT_SECRET"):
         assert dict(zero.look()) == {}
-    mine = Members(Line(lambda: store), 1, 2, beat_s=3600.0, secret="s" * 16)
-    mine.begin(Address("10.0.0.1", 7, "two"))
+    mine = Members(DeadlineClient(lambda: store), 1, 2, beat_s=3600.0, secret="s" * 16)
+    mine.begin(PeerAddress("10.0.0.1", 7, "two"))
     assert set(zero.look()) == {1}
     mine._lease = lambda **_: '["beat", 1, 2]'
     mine._look()  # proved, and nonsense
@@ -94,7 +96,7 @@ def test_a_lease_without_this_runs_proof_is_none_and_a_malformed_one_ends_nothin
 def test_without_a_secret_nobody_is_called_at_another_machines_address():
     store = dist.HashStore()
     zero, one = member(store, 0), member(store, 1)
-    one.begin(Address("10.0.0.1", 7, "one"))
+    one.begin(PeerAddress("10.0.0.1", 7, "one"))
     with pytest.warns(UserWarning, match="without TACIT_SECRET only loopback is called"):
         assert dict(zero.look()) == {}
     zero.close()
@@ -108,14 +110,14 @@ def test_a_life_is_known_by_its_lease_or_by_its_announcement_and_an_old_one_is_n
     one.announce("1-first")
     zero._asked_at.clear()
     assert zero.knows(1, "1-first") and not zero.knows(1, "another")
-    one.begin(Address("127.0.0.1", 7, "1-first"))
+    one.begin(PeerAddress("127.0.0.1", 7, "1-first"))
     zero.look()
     again = member(store, 1)
     again.announce("2-second")
     assert not zero.knows(1, "2-second")  # the store was asked a moment ago
     zero._asked_at.clear()
     assert zero.knows(1, "2-second") and zero.knows(1, "1-first")  # which may still live
-    again.begin(Address("127.0.0.1", 8, "2-second"))
+    again.begin(PeerAddress("127.0.0.1", 8, "2-second"))
     zero.look()
     assert zero.knows(1, "2-second") and not zero.knows(1, "1-first")
     for each in (zero, again):
@@ -125,9 +127,9 @@ def test_a_life_is_known_by_its_lease_or_by_its_announcement_and_an_old_one_is_n
 def test_an_older_life_displaces_no_newer_one_that_lives():
     store = dist.HashStore()
     zero, old, new = (member(store, rank) for rank in (0, 1, 1))
-    old.begin(Address("127.0.0.1", 7, "9-old"))
+    old.begin(PeerAddress("127.0.0.1", 7, "9-old"))
     older = store.get("0/1")
-    new.begin(Address("127.0.0.1", 8, "10-new"))
+    new.begin(PeerAddress("127.0.0.1", 8, "10-new"))
     assert zero.look()[1].incarnation == "10-new"
     store.set("0/1", older)  # a process that was stopped for a minute writes its lease again
     assert zero.look()[1].incarnation == "10-new" and zero.knows(1, "10-new")
@@ -147,7 +149,7 @@ def test_an_older_life_displaces_no_newer_one_that_lives():
 def test_when_the_store_is_back_the_others_have_a_lease_of_time_to_find_it_too():
     store = dist.HashStore()
     one = member(store, 1)
-    one.begin(Address("127.0.0.1", 7, "one"))
+    one.begin(PeerAddress("127.0.0.1", 7, "one"))
     zero = member(store, 0, lease_s=60.0)
     assert set(zero.look()) == {1}
     real = zero._swap_leases
@@ -168,7 +170,7 @@ def test_when_the_store_is_back_the_others_have_a_lease_of_time_to_find_it_too()
 def test_a_store_that_outlives_a_run_holds_the_next_one():
     store = dist.HashStore()
     first = member(store, 0)
-    first.begin(Address("127.0.0.1", 7, "zero"))
+    first.begin(PeerAddress("127.0.0.1", 7, "zero"))
     first.set("begun", "yes")
     late, other = member(store, 1), member(store, 0)  # the second: rank 0 again
     assert other.life == 2 and set(late.look()) == {0} and not late.all_left

@@ -8,9 +8,9 @@ import pytest
 from tacit.authentication import decode
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip import store as stores
-from tacit.gossip.line import Line, StoreError
 from tacit.gossip.members import Members
 from tacit.gossip.store import StoreClient, StoreServer
+from tacit.gossip.store_client import DeadlineClient, StoreError
 
 SECRET = "the secret of these tests"
 
@@ -51,10 +51,10 @@ def test_a_wrong_secret_changes_nothing_and_is_told_why():
 
 def test_a_server_that_does_not_know_the_secret_is_not_believed():
     with serving("another secret") as server:
-        line = Line(lambda: client_of(server), answer_s=5.0)
+        store_client = DeadlineClient(lambda: client_of(server), answer_s=5.0)
         with pytest.raises(StoreError, match="refused this rank"):
-            line.ask(lambda store: store.get("a"))
-        line.close()
+            store_client.ask(lambda store: store.get("a"))
+        store_client.close()
 
 
 def test_a_recorded_request_is_refused_when_it_is_sent_again():
@@ -133,15 +133,17 @@ def test_without_a_secret_only_loopback_is_served():
 
 
 def test_members_find_one_another_in_it():
-    from tacit.gossip.peers import Address
+    from tacit.gossip.peers import PeerAddress
 
     with serving() as server:
         found = [
-            Members(Line(lambda: client_of(server, prefix="x/")), rank, 2, beat_s=3600.0, secret=SECRET)
+            Members(
+                DeadlineClient(lambda: client_of(server, prefix="x/")), rank, 2, beat_s=3600.0, secret=SECRET
+            )
             for rank in range(2)
         ]
-        found[1].begin(Address("10.0.0.1", 7, "one"))
-        assert found[0].look() == {1: Address("10.0.0.1", 7, "one")}
+        found[1].begin(PeerAddress("10.0.0.1", 7, "one"))
+        assert found[0].look() == {1: PeerAddress("10.0.0.1", 7, "one")}
         assert found[0].claim("who", "0 1") == found[1].claim("who", "1") == "0 1"
         for member in found:
             member.close()

@@ -12,13 +12,13 @@ from random import Random
 from aggregator.members import HERE, SECRET, Rank, aggregator, joined, some_terms, sum_exactly, until
 from aggregator.serving import UNWRITABLE, serving, unwritable
 
-from tacit.aggregator.control import MOST_STRANGERS, Control
-from tacit.aggregator.membership import Membership
-from tacit.aggregator.metrics import MOST_READERS
-from tacit.aggregator.reader import Reader
+from tacit.aggregator.client.membership import Membership
+from tacit.aggregator.control.metrics import MOST_READERS
+from tacit.aggregator.control.server import MOST_STRANGERS, ControlServer
+from tacit.aggregator.control.status import StatusClient
 from tacit.aggregator.spec import Address
-from tacit.aggregator.wire import HEADER, Header, Kind
-from tacit.authentication import MOST_ASKED, VERSION, Talk, encode
+from tacit.aggregator.wire import HEADER, Header, PacketKind
+from tacit.authentication import MOST_REQUEST_NBYTES, VERSION, SealedMessages, encode
 from tacit.errors import TacitError
 
 CHUNKS = 16  # of each job beside an attack
@@ -52,7 +52,7 @@ def attackers(attack: Callable[[int], None], number: int = 1) -> Iterator[None]:
         raise failures[0]
 
 
-def sum_for(seconds: float, control: Control, seed: int) -> int:
+def sum_for(seconds: float, control: ControlServer, seed: int) -> int:
     """How many chunks were summed, in one job after another; each of them exactly."""
     ends_s, jobs = time.monotonic() + seconds, 0
     while jobs == 0 or time.monotonic() < ends_s:
@@ -62,10 +62,10 @@ def sum_for(seconds: float, control: Control, seed: int) -> int:
     return jobs * CHUNKS
 
 
-def survived(control: Control) -> None:
+def survived(control: ControlServer) -> None:
     """All jobs are over, and none of their ranks was lost."""
-    until(lambda: not control.reading().jobs)
-    now = control.reading()
+    until(lambda: not control.status().jobs)
+    now = control.status()
     assert now.lost_ranks == 0 and now.free_slots == now.slots
 
 
@@ -98,7 +98,7 @@ def attack_packets(seconds: float, seed: int) -> dict[str, int]:
         assert stats.counts["added"] == 2 * chunks and not stats.counts["abandoned"]
         refused = sum(
             count
-            for reason, count in control.reading().counts.items()
+            for reason, count in control.status().counts.items()
             if reason not in ("wrote", "added", "repeated", "duplicate", "stale", "completed")
         )
         assert all(rank.membership.alive for rank in ranks)
@@ -109,7 +109,7 @@ def _packet(random: Random, ranks: list[Rank]) -> bytes:
     """As the job's own, with something wrong: where nothing else is, its source."""
     job = ranks[0].job
     good = job.packet(
-        Kind.DATA, random.randrange(64), random.randrange(job.world), random.randbytes(job.data_nbytes)
+        PacketKind.DATA, random.randrange(64), random.randrange(job.world), random.randbytes(job.data_nbytes)
     )
     match random.randrange(6):
         case 0:
@@ -151,20 +151,20 @@ def attack_control_with_garbage(seconds: float, seed: int) -> dict[str, int]:
         with attackers(attack, 4):
             chunks = sum_for(seconds, control, seed)
         survived(control)
-        refused = control.reading().refused
+        refused = control.status().refused
         assert refused["malformed"] and refused["secret"]
     return {"refused": sum(refused.values()), "exact_chunks": chunks}
 
 
 def _garbage(random: Random) -> bytes:
     wish = {"say": "join", "rank": 0, "port": 4000, "patience_s": 1.0, "terms": some_terms().as_message()}
-    good = Talk("a wrong secret", "n", "m", "asker").seal(wish, tacit=VERSION, nonce="m")
+    good = SealedMessages("a wrong secret", "n", "m", "asker").seal(wish, tacit=VERSION, nonce="m")
     return random.choice(
         [
             lambda: random.randbytes(random.randrange(1, 300)) + b"\n",
             lambda: b"GET / HTTP/1.1\r\n\r\n",
-            lambda: b"[" * random.randrange(1, MOST_ASKED) + b"\n",
-            lambda: b"x" * (2 * MOST_ASKED),
+            lambda: b"[" * random.randrange(1, MOST_REQUEST_NBYTES) + b"\n",
+            lambda: b"x" * (2 * MOST_REQUEST_NBYTES),
             lambda: b'{"tacit":' + b"9" * random.choice([1, 5000]) + b"}\n",
             lambda: bytes(b if random.random() > 0.05 else random.randrange(256) for b in good) + b"\n",
             lambda: random.choice(
@@ -196,7 +196,7 @@ def attack_control_with_idle_connections(seconds: float, seed: int) -> dict[str,
 def attack_control_with_control_characters(seconds: float, seed: int) -> dict[str, int]:
     """Escape sequences, line ends and bidi marks where names, versions and reasons stand: nothing of it reaches log or metrics."""
     told, refused = list[str](), 0
-    with aggregator(metrics=HERE, tell=told.append) as control:
+    with aggregator(metrics=HERE, log=told.append) as control:
         ends_s = time.monotonic() + seconds
         while refused == 0 or time.monotonic() < ends_s:
             for line in ({"tacit": NASTY}, {"tacit": VERSION, "nonce": NASTY}, {NASTY: NASTY}):
@@ -219,9 +219,9 @@ def attack_control_with_control_characters(seconds: float, seed: int) -> dict[st
                 assert ranks[1].membership.why.isprintable()
             assert control.metrics_address
             assert all(line.isprintable() for line in _get(control.metrics_address, "/metrics").split("\n"))
-            with Reader(control.address, SECRET) as reader:
-                assert all(job.why.isprintable() for job in reader.read().ended)
-        assert sum(control.reading().refused.values()) >= refused
+            with StatusClient(control.address, SECRET) as status:
+                assert all(job.why.isprintable() for job in status.read().ended)
+        assert sum(control.status().refused.values()) >= refused
     assert told and all(sentence.isprintable() for sentence in told)
     return {"refused": refused, "log_sentences": len(told)}
 
@@ -283,8 +283,8 @@ def attack_log(seconds: float, seed: int) -> dict[str, int]:
                 with joined(served.address, some_terms(f"job {jobs}"), "") as ranks:
                     sum_exactly(ranks, CHUNKS, seed + jobs)
                 jobs += 1
-            with Reader(served.address, "") as reader:
-                now = reader.read()
+            with StatusClient(served.address, "") as status:
+                now = status.read()
             assert (now.admitted, now.lost_ranks) == (jobs, 0)
             served.process.terminate()
             assert served.process.wait(60) == 0

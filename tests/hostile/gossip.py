@@ -23,14 +23,14 @@ from torch import nn
 from tacit.authentication import value_proof
 from tacit.errors import TransportError
 from tacit.gossip import frames
-from tacit.gossip.frames import PeerError, Talk
-from tacit.gossip.island import Island
-from tacit.gossip.line import Line
+from tacit.gossip.frames import Connection, PeerError
 from tacit.gossip.members import Members
-from tacit.gossip.partners import Gossip
-from tacit.gossip.peers import MOST_CONNECTIONS, Address, Peers
-from tacit.gossip.place import Door
+from tacit.gossip.peers import MOST_CONNECTIONS, PeerAddress, Peers
+from tacit.gossip.rendezvous import Endpoint
+from tacit.gossip.replica import Replica
 from tacit.gossip.store import StoreClient, StoreServer
+from tacit.gossip.store_client import DeadlineClient
+from tacit.schemes import Gossip
 from tacit.strategy import parse_codec
 
 SECRET, WORLD, NUMEL = "the secret of a run under attack", 2, 4000
@@ -47,10 +47,10 @@ def soon() -> float:
 @contextmanager
 def rank_zero(numel: int = NUMEL) -> Iterator[Peers]:
     """Rank 0 of two: a model of ones. It knows rank 1 in the life `one`."""
-    island = Island({"w": nn.Parameter(torch.ones(numel))})
+    replica = Replica({"w": nn.Parameter(torch.ones(numel))})
     peers = Peers(
-        island, Gossip(), parse_codec("none"), rank=0, world=WORLD, incarnation="zero", seed=0,
-        door=Door("127.0.0.1", "127.0.0.1"), members=lambda: {1: Address("127.0.0.1", 9, "one")}, tell=lambda met: None,
+        replica, Gossip(), parse_codec("none"), rank=0, world=WORLD, incarnation="zero", seed=0,
+        endpoint=Endpoint("127.0.0.1", "127.0.0.1"), members=lambda: {1: PeerAddress("127.0.0.1", 9, "one")}, report=lambda met: None,
         sent=lambda nbytes: None, secret=SECRET,
     )  # fmt: skip
     with warnings.catch_warnings():
@@ -65,50 +65,50 @@ def connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=SOON_S)
 
 
-def talk_to(port: int, secret: str = SECRET, called: str = "zero") -> Talk:
-    return Talk(connected(port), 1 << 28, secret=secret, called=called)
+def connect_to(port: int, secret: str = SECRET, called: str = "zero") -> Connection:
+    return Connection(connected(port), 1 << 28, secret=secret, called=called)
 
 
-def refused(talk: Talk, kind: int, words: dict[str, Any]) -> bool:
-    """Whether the first message of `talk` ended it, without an answer."""
+def refused(connection: Connection, kind: int, fields: dict[str, Any]) -> bool:
+    """Whether the first message of `connection` ended it, without an answer."""
     try:
-        talk.send(kind, words, soon())
-        talk.receive(soon())
+        connection.send(kind, fields, soon())
+        connection.receive(soon())
         return False
     except PeerError:
         return True
     finally:
-        talk.close()
+        connection.close()
 
 
-def call_words(peers: Peers, **more: Any) -> dict[str, Any]:
+def call_fields(peers: Peers, **more: Any) -> dict[str, Any]:
     return ME | {"meeting": 1, "refers": None, "layers": None} | peers._about | more
 
 
 def meet(peers: Peers, value: float) -> str:
     """Rank 1 calls, with a model of `value`."""
-    talk = talk_to(peers.port)
+    connection = connect_to(peers.port)
     try:
-        talk.send(frames.CALL, call_words(peers), soon())
-        kind = talk.receive(soon()).kind
+        connection.send(frames.CALL, call_fields(peers), soon())
+        kind = connection.receive(soon()).kind
         if kind != frames.READY:
             return "busy"
-        talk.swap(torch.full((NUMEL,), value).numpy().tobytes(), soon())
-        talk.expect(frames.PREPARED, soon())
-        talk.send(frames.COMMIT, {}, soon())
-        talk.expect(frames.DONE, soon())
+        connection.swap(torch.full((NUMEL,), value).numpy().tobytes(), soon())
+        connection.expect(frames.PREPARED, soon())
+        connection.send(frames.COMMIT, {}, soon())
+        connection.expect(frames.DONE, soon())
         return "met"
     except PeerError:
         return "refused"
     finally:
-        talk.close()
+        connection.close()
 
 
 def check_well(peers: Peers) -> None:
     """Untouched, and at the service of those who know the secret."""
-    assert torch.equal(peers._island.snapshot, torch.ones(NUMEL))
+    assert torch.equal(peers._replica.snapshot, torch.ones(NUMEL))
     assert meet(peers, 3.0) == "met"
-    assert torch.equal(peers._island.snapshot, torch.full((NUMEL,), 2.0))
+    assert torch.equal(peers._replica.snapshot, torch.full((NUMEL,), 2.0))
 
 
 def repeated(seconds: float, once: Callable[[], int]) -> int:
@@ -130,8 +130,8 @@ def attack_strangers(seconds: float, seed: int) -> dict[str, int]:
         def once() -> int:
             attempts = 0
             for secret, called in (("", "zero"), ("another secret of a run", "zero"), (SECRET, "one")):
-                for kind, words in ((frames.GET, ME | {"what": "now"}), (frames.CALL, call_words(peers))):
-                    assert refused(talk_to(peers.port, secret, called), kind, words)
+                for kind, fields in ((frames.GET, ME | {"what": "now"}), (frames.CALL, call_fields(peers))):
+                    assert refused(connect_to(peers.port, secret, called), kind, fields)
                     attempts += 1
             return attempts
 
@@ -200,10 +200,10 @@ def attack_replay_and_forgery(seconds: float, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     with rank_zero() as peers:
         with closing(_Recorder(peers.port)) as recorder:
-            talk = talk_to(recorder.port)
-            talk.send(frames.GET, ME | {"what": "now"}, soon())
-            talk.expect(frames.MODEL, soon())
-            talk.close()
+            connection = connect_to(recorder.port)
+            connection.send(frames.GET, ME | {"what": "now"}, soon())
+            connection.expect(frames.MODEL, soon())
+            connection.close()
         recorded = bytes(recorder.sent)
 
         def once() -> int:
@@ -219,19 +219,19 @@ def attack_replay_and_forgery(seconds: float, seed: int) -> dict[str, int]:
             return 4
 
         tried = repeated(seconds, once)
-        talk = talk_to(peers.port)  # and in the middle of a connection that was proved
-        talk.send(frames.CALL, call_words(peers), soon())
-        talk.expect(frames.READY, soon())
+        connection = connect_to(peers.port)  # and in the middle of a connection that was proved
+        connection.send(frames.CALL, call_fields(peers), soon())
+        connection.expect(frames.READY, soon())
         payload = torch.full((NUMEL,), 3.0).numpy().tobytes()
         head = frames._HEAD.pack(frames.SWAP, 0, len(payload))
-        talk._socket.setblocking(True)
-        talk._socket.sendall(head + payload + bytes(16))
-        talk._socket.setblocking(False)
-        talk.expect(frames.SWAP, soon())
+        connection._socket.setblocking(True)
+        connection._socket.sendall(head + payload + bytes(16))
+        connection._socket.setblocking(False)
+        connection.expect(frames.SWAP, soon())
         with contextlib.suppress(PeerError):
-            talk.receive(soon())
+            connection.receive(soon())
             raise AssertionError("a forged swap was taken")
-        talk.close()
+        connection.close()
         assert peers._refusals.counts["secret"] > 0
         with peers.apart():
             pass
@@ -270,9 +270,11 @@ def attack_broken_peer(seconds: float, seed: int) -> dict[str, int]:
                 {"rank": rank} for rank in (77, -1, 0, WORLD, True, "1", 1.5, None, [1], 1 << 70)
             ]
             wrong += [{"life": life} for life in ("two", "", None, 7, "x" * 5000)]
-            for words in wrong:
+            for fields in wrong:
                 for kind in (frames.CALL, frames.GET, frames.OUTCOME):
-                    assert refused(talk_to(peers.port), kind, call_words(peers, **words) | {"what": "now"})
+                    assert refused(
+                        connect_to(peers.port), kind, call_fields(peers, **fields) | {"what": "now"}
+                    )
             for value in (1e30, -1e30, 1e38, float("inf"), float("nan"), 200.0):
                 assert meet(peers, value) == "refused"
             return 3 * len(wrong) + 6
@@ -280,7 +282,12 @@ def attack_broken_peer(seconds: float, seed: int) -> dict[str, int]:
         tried = repeated(seconds, once)
         counts = peers._refusals.counts
         assert counts["rank"] and counts["incarnation"] and counts["movement"]
-        for table in (peers._paces, peers._happened, peers._island.pairs, peers._island.doubts):
+        for table in (
+            peers._timeouts,
+            peers._led_meetings.committed,
+            peers._replica.pairs,
+            peers._replica.followed_meetings.undecided,
+        ):
             assert len(table) <= WORLD
         check_well(peers)
         return {"connections": tried, "refused": tried}
@@ -302,7 +309,7 @@ with gossip.rank_zero(numel) as peers:
     peers._offer("now")
     print(peers.port, flush=True)
     for _ in sys.stdin:
-        peers._island.stepped()
+        peers._replica.stepped()
         peak = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmRSS")) >> 10
         print(json.dumps({"mb": peak, "threads": threading.active_count(), **peers._refusals.counts}), flush=True)
 """
@@ -350,10 +357,10 @@ def attack_idle_connections(seconds: float, seed: int) -> dict[str, int]:
         try:
             for _ in range(1100):
                 held.append(connected(port))
-            talk = talk_to(port)
-            talk.send(frames.GET, ME | {"what": "now"}, soon())
-            assert len(talk.expect(frames.MODEL, soon()).payload) == 4 * NUMEL
-            talk.close()
+            connection = connect_to(port)
+            connection.send(frames.GET, ME | {"what": "now"}, soon())
+            assert len(connection.expect(frames.MODEL, soon()).payload) == 4 * NUMEL
+            connection.close()
             found = figures()
             assert found["threads"] <= MOST_CONNECTIONS + 3, found
             assert found["cut off"] >= 1100 - MOST_CONNECTIONS, found
@@ -365,25 +372,25 @@ def attack_idle_connections(seconds: float, seed: int) -> dict[str, int]:
 
 def attack_unread_models(seconds: float, seed: int) -> dict[str, int]:
     """25 peers with the secret ask for a model of 40 MB that is trained meanwhile, and do not read it."""
-    held: list[Talk] = []
+    held: list[Connection] = []
     with rank_process(10_000_000, 1024) as (port, figures):
         before = figures()["mb"]
         try:
             for _ in range(25):
-                held.append(talk_to(port))
+                held.append(connect_to(port))
                 held[-1].send(frames.GET, ME | {"what": "now"}, soon())
                 time.sleep(0.04)
                 figures()
             grown = figures()["mb"] - before
             assert grown < 140, f"the rank has grown by {grown} MB"
         finally:
-            for talk in held:
-                talk.close()
-        talk = talk_to(port)
-        talk.send(frames.GET, ME | {"what": "now"}, soon())
-        frame = talk.receive(soon())
+            for connection in held:
+                connection.close()
+        connection = connect_to(port)
+        connection.send(frames.GET, ME | {"what": "now"}, soon())
+        frame = connection.receive(soon())
         assert frame.kind == frames.BUSY or len(frame.payload) == 40_000_000
-        talk.close()
+        connection.close()
     return {"connections": 25, "grown_mb": max(0, grown)}
 
 
@@ -395,7 +402,7 @@ def attack_leases(seconds: float, seed: int) -> dict[str, int]:
     rng, store = random.Random(seed), dist.HashStore()
 
     def member(rank: int) -> Members:
-        return Members(Line(lambda: store), rank, 3, beat_s=3600.0, secret=SECRET, scope="s")
+        return Members(DeadlineClient(lambda: store), rank, 3, beat_s=3600.0, secret=SECRET, scope="s")
 
     def sealed(text: str) -> str:
         return f"{value_proof(SECRET, 's/0/2', text)} {text}"
@@ -403,7 +410,7 @@ def attack_leases(seconds: float, seed: int) -> dict[str, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         zero, one = member(0), member(1)
-        one.begin(Address("10.0.0.1", 7, "one"))
+        one.begin(PeerAddress("10.0.0.1", 7, "one"))
         assert set(zero.look()) == {1}
         real = store.get("0/1").decode()
         forged = [

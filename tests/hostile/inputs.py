@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tacit.errors import TacitError
-from tacit.lab import experiment
+from tacit.lab.experiments import experiment
 from tacit.schedules import build, own
 from tacit.strategy import Strategy
 from tacit.topology_files import parse_network

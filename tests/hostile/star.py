@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ranks import Ranks
+from schemes.aggregators import Aggregator, attached, link_of
 from toys import flat, train
-from transports.aggregators import Aggregator, attached, link_of
 
 WORLD, CODEC, MOST_STEPS, MOST_STEP_S, SOON_S = 2, "thc", 20_000, 10.0, 90.0
 MOST_WARNINGS = 1 + 8  # that it is gone, and reasons why it is not back

@@ -11,7 +11,7 @@ from toys import deep, own_state
 import tacit
 from tacit.checkpoints import key_of
 from tacit.errors import CheckpointError
-from tacit.memory import Run
+from tacit.layout import Layout
 
 VALUES = [
     None, True, -1, 2**70, 1.5, math.nan, math.inf, "text", b"", [], {}, (), [None], {"a": {"a": 1}}, {1: 2}, {"0": -1}, object(),
@@ -68,7 +68,7 @@ def attack_with_damaged_states(seconds: float, seed: int) -> dict[str, int]:
     """One to four places of a good state damaged at a time: each is loaded or refused, and a refusal changes nothing."""
     rng = random.Random(seed)
     handle = tacit.attach(deep(layers=1), None, "every / ef(int4)", seed=seed)
-    layout = Run(tuple(handle.numels), tuple(handle.numels.values()))
+    layout = Layout.of({name: (numel,) for name, numel in handle.numels.items()})
     handle.memory.of(layout, torch.device("cpu")).vector("residual").copy_(torch.randn(layout.numel))
     good, counts, deadline = own_state(handle), {"states": 0, "refused": 0}, time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +17,6 @@ Bytes = npt.NDArray[np.uint8]
 SIZES = [0, 1, 2, 255, 256, 257, 10007]
 BLOCKS = [2, 64, 256, 1000, 1 << 14]  # 1000: not a power of two; 2**14: longer than most of the vectors
 QMAX = {8: 127, 4: 7}
-
-
-@pytest.fixture(params=_core.simd_variants())
-def simd(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _core.simd()
-    _core.use_simd(request.param)
-    yield request.param
-    _core.use_simd(before)
 
 
 def gradient(numel: int, seed: int = 0) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -51,14 +50,6 @@ THC_TABLES = {
     3: np.array([0, 3, 5, 7, 9, 11, 13, 16], dtype=np.uint8),
     2: np.array([0, 13, 21, 34], dtype=np.uint8),
 }
-
-
-@pytest.fixture(params=_core.simd_variants())
-def simd(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _core.simd()
-    _core.use_simd(request.param)
-    yield request.param
-    _core.use_simd(before)
 
 
 def gradient(numel: int, seed: int = 0) -> Floats:

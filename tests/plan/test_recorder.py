@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 def test_a_recorded_model_has_its_layers_in_the_order_in_which_they_run():
     model = Net()
-    found = from_model(model, [torch.ones(5, 4)], repeats=2)
+    found = record_workload(model, [torch.ones(5, 4)], repeats=2)
     assert [(layer.name, layer.parameters) for layer in found.layers] == [
         ("first.0", 40),
         ("first.2", 16),

@@ -9,16 +9,16 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from tacit.lab.baselines import Link, connect, named
-from tacit.lab.jobs.common import Contender, Network, predicted, timing
-from tacit.lab.jobs.replay import Part, Stage
+from tacit.lab.experiments.baselines import ConnectedModel, connect, named
+from tacit.lab.experiments.jobs.common import Contender, WorkerNetwork, predicted, timing
+from tacit.lab.experiments.jobs.replay import ReplayLayer, ReplaySetup
 from tacit.sim.workloads import Layer
 
 LAYERS = [
     Layer("a", 100, 1.0, 2.0),
     Layer("b", 300, 1.0, 2.0),
 ]  # b's gradients are there after 4 s, a's after 6 s
-LINK = Network("star", 1e8, True, "lo")
+LINK = WorkerNetwork("star", 1e8, True, "lo")
 NBYTES = 1_000_000.0
 COMPUTE_S = 0.03
 
@@ -51,7 +51,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def timed(link: Link, network: Network, **facts: object) -> float | None:
+def timed(link: ConnectedModel, network: WorkerNetwork, **facts: object) -> float | None:
     """The prediction for a contender whose ranks send `NBYTES` a step over `link`."""
     seen = Contender("x", lambda: None, replace(link, counted=None, computed_nbytes=NBYTES))
     seen.step_s, seen.cpu_s, seen.interface_nbytes = [0.2, 0.2], [0.1, 0.1], [1, 1]
@@ -62,7 +62,7 @@ def timed(link: Link, network: Network, **facts: object) -> float | None:
     return found
 
 
-def link_of(text: str) -> Link:
+def link_of(text: str) -> ConnectedModel:
     return connect(nn.Linear(8, 8, bias=False), None, named(text), bucket_nbytes=1 << 20)
 
 
@@ -75,8 +75,14 @@ def test_peers_and_strategies_have_a_prediction_on_a_limited_link(text: str, cod
 
 @pytest.mark.usefixtures("group")
 def test_a_replay_is_predicted_from_the_times_of_its_layers() -> None:
-    stage = Stage(
-        [Part("a", (10, 10), 0.01, 0.02), Part("b", (10, 30), 0.01, 0.02), Part("c", (), 0.0, 0.01)], 0, 0
+    stage = ReplaySetup(
+        [
+            ReplayLayer("a", (10, 10), 0.01, 0.02),
+            ReplayLayer("b", (10, 30), 0.01, 0.02),
+            ReplayLayer("c", (), 0.0, 0.01),
+        ],
+        0,
+        0,
     )
     link = stage.contender(named("fp32"), 4).link
     assert link is not None
@@ -86,7 +92,7 @@ def test_a_replay_is_predicted_from_the_times_of_its_layers() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_where_bytes_and_rate_do_not_make_a_step_nothing_is_predicted() -> None:
-    assert timed(link_of("fp32"), Network()) is None  # no rate
+    assert timed(link_of("fp32"), WorkerNetwork()) is None  # no rate
     assert timed(link_of("fp32"), replace(LINK, interface=None)) is None  # ranks share a link
     assert timed(link_of("none / tree"), LINK) is None  # ranks take turns
     assert timed(link_of("none / ring"), LINK) is not None

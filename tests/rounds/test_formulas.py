@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tacit.errors import ConfigError
-from tacit.requests import LocalSlots
+from tacit.requests import LocalMemory
 from tacit.rounds import AdaComm, DiLoCo, Elastic, Local, Moment, PostLocal, SlowMo, Stale, Streaming
 from tacit.strategy import Strategy
 
@@ -17,7 +17,7 @@ def walk(rule, moved=None):
     """`ROUNDS` rounds in which every rank walks a random step, says its difference and merges; yields all there is."""
     start = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     models = [start.clone() for _ in range(RANKS)]
-    slots = [LocalSlots(start) for _ in range(RANKS)]
+    slots = [LocalMemory(start) for _ in range(RANKS)]
     for slot in slots:
         slot.vector("anchor").copy_(start)
     noise = torch.Generator().manual_seed(1)
@@ -162,17 +162,17 @@ def test_the_first_gradients_choose_the_scheme_too():
         ("local(2.5) / none", "every=2.5: a whole number"),
         ("slowmo(8, momentum=2) / none", "momentum=2: a number from 0 to 1"),
         ("streaming(4, parts=8) / none", "parts=8: at most one a step"),
-        ("streaming(4, delay=4) / none", "delay=4: a part is merged before it is said again"),
+        ("streaming(4, delay=4) / none", "delay=4: a part is merged before it is sent again"),
         ("stale(4, delay=4) / none", "below every=4"),
-        ("elastic(4, pull=0) / none", "never hear of one another"),
+        ("elastic(4, pull=0) / none", "never be pulled together"),
         ("local(4, after=-1) / none", "after=-1: a whole number of at least 0"),
         ("diloco(4, first=hush) / none", "give after=, the steps until models part"),
         ("diloco(4, after=2, first=3) / none", "first=3: the codec of the first gradients"),
         ("post_local(4, after=0) / none", "after=0: a whole number of at least 1"),
         ("slowmo(4, after=2, first=hash) / none", "unknown codec 'hash'; did you mean 'hush'"),
-        ("local(4, after=2, first=int8) / none / ring", "says its first gradients with int8.*ring"),
+        ("local(4, after=2, first=int8) / none / ring", "sends its first gradients with int8.*ring"),
         ("local(4, after=2) / none / gossip", "begins with gradients of all ranks"),
-        ("lokal(4) / none / sharded", "unknown round 'lokal'; did you mean 'local'"),
+        ("lokal(4) / none / sharded", "unknown rule 'lokal'; did you mean 'local'"),
     ],
 )
 def test_a_bad_rule_is_one_sentence(text, sentence):

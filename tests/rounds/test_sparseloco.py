@@ -7,7 +7,7 @@ from toys import deep, flat, train
 import tacit
 from tacit.codecs import ErrorFeedback, TopK
 from tacit.errors import ConfigError
-from tacit.requests import LocalSlots, loop_back
+from tacit.requests import LocalMemory, loop_back
 from tacit.rounds import Local, Moment, SparseLoCo
 from tacit.strategy import Strategy
 
@@ -25,7 +25,7 @@ def say(e):
 def walk(rule, decay):
     """Rounds in which each rank walks a random way, says it through error feedback and merges: models, slots and ways of each."""
     start = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
-    models, slots = [start.clone() for _ in range(RANKS)], [LocalSlots(start) for _ in range(RANKS)]
+    models, slots = [start.clone() for _ in range(RANKS)], [LocalMemory(start) for _ in range(RANKS)]
     for slot in slots:
         slot.vector("anchor").copy_(start)
     noise = torch.Generator().manual_seed(1)
@@ -76,7 +76,7 @@ def test_all_that_was_walked_is_in_the_model_or_still_to_be_said():
 def test_with_rate_one_and_all_said_it_is_local():
     w, mean = torch.randn(9, generator=torch.Generator().manual_seed(0)), torch.ones(9)
     merged = [
-        rule.merge(w, mean, mean, LocalSlots(w), Moment(1, 0.1, 2)) for rule in (SparseLoCo(4), Local(4))
+        rule.merge(w, mean, mean, LocalMemory(w), Moment(1, 0.1, 2)) for rule in (SparseLoCo(4), Local(4))
     ]
     assert torch.equal(merged[0], merged[1])
 
@@ -154,7 +154,7 @@ def test_what_was_not_said_is_in_the_checkpoint(ranks):
 def test_the_text_parses_back_to_itself():
     text = f"sparseloco(30, rate=1) / ef({TopK()}, decay=0.95) / sharded"
     assert str(Strategy.parse("sparseloco(30) / ef(topk, decay=0.95)")) == text == str(Strategy.parse(text))
-    assert str(Strategy.parse(f"sparseloco / {SparseLoCo.says}")) == text
+    assert str(Strategy.parse(f"sparseloco / {SparseLoCo.default_codec}")) == text
 
 
 def test_a_bad_rule_is_one_sentence():

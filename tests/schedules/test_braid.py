@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tacit.errors import ConfigError
 from tacit.schedules.braid import braid, parse_levels, shortest_length, shortest_tree, sphere, strand, turns
-from tacit.sim.search import check_by_numbers
+from tacit.sim.studies.search import check_by_numbers
 
 
 def _shortest(nodes: int, depth: int) -> int:

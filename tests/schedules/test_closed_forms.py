@@ -83,9 +83,8 @@ def test_both_trees_are_binary_and_who_has_children_in_one_is_a_leaf_of_the_othe
             below[chunk][src] += 1
     assert all(count <= 2 for tree_ in below for count in tree_.values())
     both = below[0].keys() & below[1].keys()
-    assert both <= {
-        0
-    }  # in an odd world rank 0, a root with one child, has one more child: three halves sent in all
+    # in an odd world rank 0, a root with one child, has one more child: three halves sent in all
+    assert both <= {0}
     assert all(below[0][r] == below[1][r] == 1 for r in both)
 
 

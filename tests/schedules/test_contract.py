@@ -95,8 +95,21 @@ def test_a_world_that_is_none_is_refused_in_one_sentence(name, world):
         ),
         ("random_gossip", {"stages": 0}, "random_gossip: stages=0: give a whole number, 1 or more"),
         ("random_gossip", {"seed": -1}, "random_gossip: seed=-1: give a whole number, 0 or more"),
-        ("ring", {"group": 3}, "ring: no option is called 'group'; it takes none"),
-        ("wrht", {"m": 3}, "wrht: no option is called 'm'; it takes wavelengths, group, all_to_all"),
+        (
+            "ring",
+            {"group": 3},
+            r"schedule 'ring' does not fit its options (none): it has no option 'group'",
+        ),
+        (
+            "ring",
+            {"world": 3},  # given beside it, by whoever builds
+            r"schedule 'ring' does not fit its options (none): it has no option 'world'",
+        ),
+        (
+            "wrht",
+            {"m": 3},
+            r"schedule 'wrht' does not fit its options (wavelengths, group, all_to_all): it has no option 'm'",
+        ),
     ],
 )
 def test_a_bad_option_is_refused_in_one_sentence(name, options, sentence):
@@ -107,7 +120,9 @@ def test_a_bad_option_is_refused_in_one_sentence(name, options, sentence):
 
 def test_a_schedule_is_built_by_its_name():
     assert build("hierarchical", 12, group=4).stage_count == 4 * 3 + 2 * 2
-    with pytest.raises(ConfigError, match="no schedule is called 'rong'; take one of ring, tree"):
+    with pytest.raises(
+        ConfigError, match="unknown schedule 'rong'; did you mean 'ring'. known are ring, tree"
+    ):
         build("rong", 4)
 
 

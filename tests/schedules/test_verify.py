@@ -284,12 +284,13 @@ def test_who_is_never_told_is_named():
 
 def test_a_double_count_that_is_overwritten_in_time_is_no_fault():
     add, copy = (lambda src, dst: [src, dst, 0, 1, True]), (lambda src, dst: [src, dst, 0, 1, False])
+    # after two of them 1 counts itself twice
     stages = [
         [add(1, 2)],
         [add(2, 1)],
         [add(2, 0)],
         [copy(0, 1), copy(0, 2)],
-    ]  # after two of them 1 counts itself twice
+    ]
     with_rows(tree(3), stages).verify()
     with pytest.raises(ScheduleError) as fault:
         with_rows(tree(3), [*stages[:3], [copy(0, 2)]]).verify()
@@ -327,9 +328,8 @@ def test_a_transfer_that_makes_no_sense_is_named(row, fault):
 
 
 def test_a_phase_that_leaves_the_vector_half_way_is_caught():
-    phase = Phase(
-        Stage.of(0, 1, chunk=0, count=2), times=4, stride=1, span=4
-    )  # in the last stage chunks 3..4
+    # in the last stage chunks 3..4
+    phase = Phase(Stage.of(0, 1, chunk=0, count=2), times=4, stride=1, span=4)
     with pytest.raises(
         ScheduleError, match="stage 3: the transfer 0 -> 1 \\(chunks 3..4, copy\\) names chunks outside 0..3"
     ):

@@ -17,9 +17,8 @@ def main() -> None:
             out = [(dst, nbytes) for src, dst, nbytes in transfers if src == r]
             into = [src for src, dst, _ in transfers if dst == r]
             for _ in range(times):
-                gets = [
-                    Mailbox.by_name(f"{src}-{r}").get_async() for src in into
-                ]  # (comm, buffer): keep both
+                # (comm, buffer): keep both
+                gets = [Mailbox.by_name(f"{src}-{r}").get_async() for src in into]
                 puts = [Mailbox.by_name(f"{r}-{dst}").put_async(b"", nbytes) for dst, nbytes in out]
                 for comm in [*puts, *(comm for comm, _ in gets)]:
                     comm.wait()

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rank_one import RankOne
 
 from tacit.cli.codecs import DEFAULT
 from tacit.codecs import ErrorFeedback, Int4, Int8
 from tacit.errors import ConformanceError
-from tacit.requests import Heard, Lanes, Payload, Sum, TableSum, Traits
+from tacit.requests import Lanes, Payload, Reduced, Sum, TableSum, Traits
 from tacit.strategy import parse_codec
-from tacit.testing import CHECKS, check, nmse, require, vectors
+from tacit.testing import CHECKS, LAYOUTS, check, nmse, require, vectors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -34,6 +35,15 @@ def test_the_codec_of_the_docs_keeps_every_rule_and_the_docs_show_that_very_code
     code = source[source.index("@dataclass") :]
     assert code in (EXAMPLES.parent / "docs" / "write-a-codec.md").read_text()
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.parametrize("codec", [RankOne(), ErrorFeedback(RankOne())], ids=str)
+def test_a_codec_of_forty_lines_that_uses_shapes_keeps_every_rule(codec):
+    findings = check(codec)
+    assert not [f for f in findings if not f.passed]
+    assert {f.layout for f in findings if f.check in ("bytes", "resume", "world")} == {None, *LAYOUTS}
+    _, _, code = Path(sys.modules["rank_one"].__file__).read_text().split('"""')
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
 
 
 class Honest(Int8):
@@ -64,9 +74,9 @@ class Biased(Honest):
 class Halves(Honest):
     """Decodes wrongly: everything comes back half as large."""
 
-    def reduce(self, x, turn):
-        heard = yield from super().reduce(x, turn)
-        return Heard(heard.total / 2, heard.said)
+    def reduce(self, x, context):
+        reduced = yield from super().reduce(x, context)
+        return Reduced(reduced.total / 2, reduced.contribution)
 
 
 class Adds(Honest):
@@ -78,43 +88,43 @@ class Adds(Honest):
 
 
 class Chatty(Honest):
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         yield Sum(Payload.dense(x[:1]))
-        return (yield from super().reduce(x, turn))
+        return (yield from super().reduce(x, context))
 
 
 class Writes(Honest):
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         x.mul_(1.0000001)
-        return (yield from super().reduce(x, turn))
+        return (yield from super().reduce(x, context))
 
 
 class Dices(Honest):
-    def reduce(self, x, turn):
-        return (yield from super().reduce(x + 0.01 * torch.rand(x.shape), turn))
+    def reduce(self, x, context):
+        return (yield from super().reduce(x + 0.01 * torch.rand(x.shape), context))
 
 
 class Swallows(Honest):
     """Turns NaN into a number."""
 
-    def reduce(self, x, turn):
-        return (yield from super().reduce(x.nan_to_num(0, 0, 0), turn))
+    def reduce(self, x, context):
+        return (yield from super().reduce(x.nan_to_num(0, 0, 0), context))
 
 
 class Squares(Honest):
     """Scales by a norm that it squares in float32."""
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         norm = x.square().sum().sqrt()
-        heard = yield from super().reduce(x / norm if norm > 0 else 0 * x, turn)
-        return Heard(heard.total * norm, lambda: heard.said() * norm)
+        reduced = yield from super().reduce(x / norm if norm > 0 else 0 * x, context)
+        return Reduced(reduced.total * norm, lambda: reduced.contribution() * norm)
 
 
 class Forgets(ErrorFeedback):
-    def reduce(self, x, turn):
-        heard = yield from super().reduce(x, turn)
-        turn.memory.vector("residual").mul_(0.5)
-        return heard
+    def reduce(self, x, context):
+        reduced = yield from super().reduce(x, context)
+        context.memory.vector("residual").mul_(0.5)
+        return reduced
 
 
 class Grows(Honest):
@@ -125,18 +135,18 @@ class Grows(Honest):
     def nbytes(self, numel):
         return 4 * numel
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         total = yield Sum(Payload.dense(3 * x))
-        return Heard(total.value, said=lambda: 3 * x)
+        return Reduced(total.value, contribution=lambda: 3 * x)
 
 
 class Overfills(Honest):
     traits = Traits(rounds=1, summable=True, lanes=Lanes(bits=8, largest=3))
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         index = torch.zeros((x.numel() + 1) // 2, dtype=torch.uint8)
         total = yield TableSum(index, tuple(range(0, 48, 3)), x.numel(), Lanes(bits=32, largest=45))
-        return Heard(total.value.float())
+        return Reduced(total.value.float())
 
 
 class Stateful(Honest):
@@ -146,12 +156,58 @@ class Stateful(Honest):
         super().__init__()
         calls[0] = 0
 
-    def reduce(self, x, turn):
+    def reduce(self, x, context):
         calls[0] += 1
-        return (yield from super().reduce(x * (1 + 0.001 * (calls[0] % 5)), turn))
+        return (yield from super().reduce(x * (1 + 0.001 * (calls[0] % 5)), context))
 
 
 calls = [0]
+
+
+class Flat(RankOne):
+    """Declares the bytes of a vector for every layout."""
+
+    __str__ = Honest.__str__
+
+    def nbytes_of(self, layout):
+        return 4 * layout.numel
+
+
+class Remakes(RankOne):
+    """Changes its factor by a number that no checkpoint holds."""
+
+    __str__ = Honest.__str__
+
+    def reduce(self, x, context):
+        calls[0] += 1
+        for span in context.layout.spans:
+            if span.name == "matrix":
+                context.memory.tensor("q", "matrix", span.shape[1:], rule="first").add_(calls[0])
+        return (yield from super().reduce(x, context))
+
+
+class StartsApart(RankOne):
+    """Keeps a number that starts from the seed of its rank."""
+
+    __str__ = Honest.__str__
+
+    def reduce(self, x, context):
+        def init():
+            return torch.tensor([float(context.own_seed % 7)])
+
+        shift = context.memory.tensor("shift", context.layout.names[0], (1,), rule="reset", init=init)
+        reduced = yield from super().reduce(x, context)
+        return Reduced(reduced.total + shift, reduced.contribution)
+
+
+class Mixes(RankOne):
+    """Uses one name for a vector and for tensors."""
+
+    __str__ = Honest.__str__
+
+    def reduce(self, x, context):
+        context.memory.vector("q")
+        return (yield from super().reduce(x, context))
 
 
 @pytest.mark.parametrize(
@@ -163,13 +219,18 @@ calls = [0]
         (Adds(), "bytes", "payloads add in flight, and their form does not"),
         (Chatty(), "requests", "more than the 1 requests"),
         (Writes(), "agreement", "changed its input"),
-        (Dices(), "agreement", "randomness does not come from the turn"),
+        (Dices(), "agreement", "randomness does not come from the context"),
         (Swallows(), "nonfinite", "quietly turned into"),
         (Squares(), "magnitude", "NMSE at 1e-30 is"),
         (Forgets(Int4()), "memory", "was not remembered"),
         (Grows(), "contracting", "claims to contract, and does not"),
         (Overfills(), "bytes", "values up to 45, and claims lanes"),
         (Stateful(), "resume", "went another way"),
+        (Flat(), "bytes", "500 bytes for 713 elements, but 2852 declared"),
+        (Remakes(), "resume", "went another way"),
+        (StartsApart(), "agreement", "ranks receive different sums"),
+        (StartsApart(), "world", "after a change from 4 ranks their sums differ"),
+        (Mixes(), "resume", "asked for as a vector and as tensors"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -188,7 +249,7 @@ def test_a_crash_inside_a_codec_is_a_finding():
         def nbytes(self, numel):
             return 0
 
-        def reduce(self, x, turn):
+        def reduce(self, x, context):
             raise ZeroDivisionError("oops")
             yield
 

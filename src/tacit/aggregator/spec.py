@@ -6,7 +6,7 @@
 
 A job owns S slots, each with two versions. Chunk k belongs in slot k mod S, version (k / S) mod 2. The first packet of a chunk
 writes its lanes, the next ones add theirs, each rank once; the last one calls up the result for all ranks, and a rank that
-asks again gets it alone. A rank sends chunk k + S when it has the result of chunk k. native/slot.h says the same in C.
+asks again gets it alone. A rank sends chunk k + S when it has the result of chunk k. native/slot.h is the same in C.
 
 A plane may itself be a rank at another one, its parent. A cell whose ranks are all in is then full, not done: its sum goes up as
 data, and again with each duplicate. The parent's result replaces the sum, completes the cell and goes to all ranks.
@@ -29,8 +29,8 @@ from tacit.aggregator.wire import (
     SATURATED,
     VERSION,
     Header,
-    Kind,
     LaneType,
+    PacketKind,
     after,
 )
 from tacit.errors import ConfigError
@@ -42,12 +42,12 @@ MOST_COUNTED = 255  # ranks in a result: `world` has 8 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What control tells a plane. Built only if it is consistent; whether its slots are free, the plane says.
+class PlaneJob:
+    """What control sends to a plane. Built only if it is consistent; whether its slots are free, the plane checks.
 
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
     `quorum` ranks are in it; by default that is all of them. `below`: its members are planes, which have so many ranks below
-    them, and may say that a lane met its limit there. `upstream`: its sums are added to those of other planes.
+    them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes.
     """
 
     id: int
@@ -125,9 +125,9 @@ class Job:
         window = len(self.slots)
         return self.slots.start + chunk % window + (VERSION if chunk // window % 2 else 0)
 
-    def packet(self, kind: Kind, chunk: int, rank: int, payload: bytes = b"") -> bytes:
+    def packet(self, kind: PacketKind, chunk: int, rank: int, payload: bytes = b"") -> bytes:
         """What `rank` sends: DATA with its lanes or indices, PROBE or SETTLE with none."""
-        place = 0 if kind == Kind.PROBE else self.place(chunk)
+        place = 0 if kind == PacketKind.PROBE else self.place(chunk)
         identity = (self.cookie, self.id, self.world, rank, self.lanes)
         return Header(MAGIC, kind, chunk, *identity, place, len(payload)).bytes() + payload
 
@@ -137,11 +137,11 @@ class Upstream:
     """Where the parent is, its job, this plane's rank in it, and whether its plane takes runs of packets (UDP_SEGMENT)."""
 
     parent: Address
-    job: Job
+    job: PlaneJob
     rank: int
     segment: bool = False
 
-    def check(self, own: Job) -> None:
+    def check(self, own: PlaneJob) -> None:
         """ConfigError if `own` cannot be added up there."""
         if own.quorum or self.job.quorum:
             raise ConfigError(
@@ -164,7 +164,7 @@ class Upstream:
 
 
 @dataclass(slots=True)
-class Cell:
+class SlotVersion:
     """One version of one slot."""
 
     chunk: int | None = None  # never used
@@ -177,7 +177,7 @@ class Cell:
     def precedes(self, chunk: int) -> bool:
         return self.chunk is None or after(chunk, self.chunk)
 
-    def close(self, job: Job) -> None:
+    def close(self, job: PlaneJob) -> None:
         """Done or full, if all are in."""
         whole = len(self.seen) == job.world
         self.done, self.full = whole and not job.upstream, whole and job.upstream is not None
@@ -188,12 +188,12 @@ class Plane:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.jobs: dict[int, Job] = {}
-        self.cells: dict[int, list[Cell]] = {}  # of each job: version 0 of its slots, then version 1
+        self.jobs: dict[int, PlaneJob] = {}
+        self.cells: dict[int, list[SlotVersion]] = {}  # of each job: version 0 of its slots, then version 1
         self.counts: Counter[str] = Counter()
         self.job_counts: dict[int, Counter[str]] = {}
 
-    def add_job(self, job: Job) -> None:
+    def add_job(self, job: PlaneJob) -> None:
         if job.id in self.jobs:
             raise ConfigError(f"job {job.id} is there already; remove it first")
         if job.slots.stop > self.slots:
@@ -206,7 +206,7 @@ class Plane:
                     f"job={job.upstream.job.id} of the parent is that of job {other.id} already"
                 )
         self.jobs[job.id] = job
-        self.cells[job.id] = [Cell() for _ in range(2 * len(job.slots))]
+        self.cells[job.id] = [SlotVersion() for _ in range(2 * len(job.slots))]
         self.job_counts[job.id] = Counter()
 
     def remove_job(self, id: int) -> None:
@@ -223,26 +223,28 @@ class Plane:
             return "short", []
         header, payload = Header.of(packet), packet[HEADER.size :]
         if fault := _packet_fault(header, len(payload)):
-            if fault == "kind" and header.kind == Kind.RESULT and (below := self._below(header.job)):
+            if fault == "kind" and header.kind == PacketKind.RESULT and (below := self._below(header.job)):
                 verdict, answers = self._judge_result(below, header, payload, source)
                 self.job_counts[below.id][verdict] += 1
                 return verdict, answers
             return fault, []
         if (job := self.jobs.get(header.job)) is None:
-            return "job", [(_reply(header, Kind.UNKNOWN), source)]
+            return "job", [(_reply(header, PacketKind.UNKNOWN), source)]
         verdict, answers = self._judge_member(job, header, payload, source)
         self.job_counts[job.id][verdict] += 1
         return verdict, answers
 
-    def _judge_member(self, job: Job, header: Header, payload: bytes, source: Address) -> tuple[str, Answers]:
+    def _judge_member(
+        self, job: PlaneJob, header: Header, payload: bytes, source: Address
+    ) -> tuple[str, Answers]:
         if header.cookie != job.cookie:
-            return "cookie", [(_reply(header, Kind.UNKNOWN), source)]
+            return "cookie", [(_reply(header, PacketKind.UNKNOWN), source)]
         if fault := _member_fault(job, header, source):
             return fault, []
-        if header.kind == Kind.PROBE:
-            return "echoed", [(_reply(header, Kind.ECHO), source)]
+        if header.kind == PacketKind.PROBE:
+            return "echoed", [(_reply(header, PacketKind.ECHO), source)]
         cell = self.cells[job.id][header.chunk % (2 * len(job.slots))]
-        if header.kind == Kind.DATA:
+        if header.kind == PacketKind.DATA:
             verdict = self._take(job, cell, header, payload)
         else:
             verdict = _settle(job, cell, header)
@@ -254,14 +256,16 @@ class Plane:
             return verdict, [(_result(job, cell, header), member) for member in job.members]
         if verdict == "repeated":
             return verdict, [(_result(job, cell, header), source)]
-        return verdict, [(_reply(header, Kind.STALE), source)] if verdict == "stale" else []
+        return verdict, [(_reply(header, PacketKind.STALE), source)] if verdict == "stale" else []
 
-    def _below(self, id: int) -> Job | None:
+    def _below(self, id: int) -> PlaneJob | None:
         """The job that is number `id` at its parent."""
         return next((job for job in self.jobs.values() if job.upstream and job.upstream.job.id == id), None)
 
-    def _judge_result(self, job: Job, header: Header, payload: bytes, source: Address) -> tuple[str, Answers]:
-        """From the parent, says its header. What is wrong is not answered: two planes must not talk for ever."""
+    def _judge_result(
+        self, job: PlaneJob, header: Header, payload: bytes, source: Address
+    ) -> tuple[str, Answers]:
+        """A packet whose header claims the parent as its source. Invalid ones are not answered: two planes must not answer each other for ever."""
         assert job.upstream
         if fault := _result_fault(job, job.upstream, header, source):
             return fault, []
@@ -275,7 +279,7 @@ class Plane:
         down = header._replace(cookie=job.cookie, job=job.id, rank=0, place=job.place(header.chunk))
         return "answered", [(_result(job, cell, down), member) for member in job.members]
 
-    def _take(self, job: Job, cell: Cell, header: Header, payload: bytes) -> str:
+    def _take(self, job: PlaneJob, cell: SlotVersion, header: Header, payload: bytes) -> str:
         lanes = _lanes(job, payload)
         if cell.precedes(header.chunk):
             if cell.seen and not cell.done:
@@ -299,7 +303,7 @@ class Plane:
         cell.close(job)
         return "added"
 
-    def _event(self, job: Job, name: str) -> None:
+    def _event(self, job: PlaneJob, name: str) -> None:
         self.counts[name] += 1
         self.job_counts[job.id][name] += 1
 
@@ -311,12 +315,12 @@ def _packet_fault(header: Header, payload_nbytes: int) -> str:
         "layout": header.magic & 0x0F != MAGIC & 0x0F,
         "truncated": header.nbytes > payload_nbytes,
         "oversized": header.nbytes < payload_nbytes,
-        "kind": header.kind not in (Kind.DATA, Kind.PROBE, Kind.SETTLE),
+        "kind": header.kind not in (PacketKind.DATA, PacketKind.PROBE, PacketKind.SETTLE),
     }
     return next((reason for reason, holds in refused.items() if holds), "")
 
 
-def _member_fault(job: Job, header: Header, source: Address) -> str:
+def _member_fault(job: PlaneJob, header: Header, source: Address) -> str:
     """Why a packet with the right key is refused."""
     if header.world != job.world:
         return "world"
@@ -325,18 +329,18 @@ def _member_fault(job: Job, header: Header, source: Address) -> str:
     if source != job.members[header.rank]:
         return "source"
     flags = MORE | (SATURATED if job.below else 0)
-    if (header.lanes & ~flags if header.kind == Kind.DATA else header.lanes) != job.lanes:
+    if (header.lanes & ~flags if header.kind == PacketKind.DATA else header.lanes) != job.lanes:
         return "lanes"
-    if header.nbytes != (job.data_nbytes if header.kind == Kind.DATA else 0):
+    if header.nbytes != (job.data_nbytes if header.kind == PacketKind.DATA else 0):
         return "length"
-    if header.kind == Kind.PROBE:
+    if header.kind == PacketKind.PROBE:
         return ""  # it has no place, and its chunk is what the sender likes to see again
     if header.slot not in job.slots:
         return "slot"
     return "" if header.place == job.place(header.chunk) else "place"
 
 
-def _result_fault(job: Job, upstream: Upstream, header: Header, source: Address) -> str:
+def _result_fault(job: PlaneJob, upstream: Upstream, header: Header, source: Address) -> str:
     """Why a result for a job of the parent is refused."""
     refused = {
         "cookie": header.cookie != upstream.job.cookie,
@@ -351,7 +355,7 @@ def _result_fault(job: Job, upstream: Upstream, header: Header, source: Address)
     return next((reason for reason, holds in refused.items() if holds), "")
 
 
-def _settle(job: Job, cell: Cell, header: Header) -> str:
+def _settle(job: PlaneJob, cell: SlotVersion, header: Header) -> str:
     if cell.precedes(header.chunk):
         return "early"
     if header.chunk != cell.chunk:
@@ -364,7 +368,7 @@ def _settle(job: Job, cell: Cell, header: Header) -> str:
     return "settled"
 
 
-def _lanes(job: Job, payload: bytes) -> NDArray[np.int64]:
+def _lanes(job: PlaneJob, payload: bytes) -> NDArray[np.int64]:
     """The numbers that a rank adds."""
     if not job.lanes.indexed:
         return np.frombuffer(payload, job.lanes.dtype).astype(np.int64)
@@ -379,21 +383,21 @@ def _add(lanes: LaneType, total: NDArray[np.int64], own: NDArray[np.int64]) -> t
     return held, bool((held != exact).any())
 
 
-def _upward(job: Job, upstream: Upstream, cell: Cell) -> bytes:
+def _upward(job: PlaneJob, upstream: Upstream, cell: SlotVersion) -> bytes:
     """The sum of a full cell, on its way to the parent."""
     assert cell.chunk is not None
     payload = cell.total.astype(job.lanes.dtype).tobytes()
-    packet = upstream.job.packet(Kind.DATA, cell.chunk, upstream.rank, payload)
+    packet = upstream.job.packet(PacketKind.DATA, cell.chunk, upstream.rank, payload)
     header = Header.of(packet)
     return header._replace(lanes=header.lanes | (SATURATED if cell.saturated else 0)).bytes() + payload
 
 
-def _result(job: Job, cell: Cell, header: Header) -> bytes:
+def _result(job: PlaneJob, cell: SlotVersion, header: Header) -> bytes:
     lanes = job.lanes | (SATURATED if cell.saturated else 0)
     world = job.ranks if len(cell.seen) == job.world else len(cell.seen)
-    header = header._replace(kind=Kind.RESULT, world=world, lanes=lanes, nbytes=job.result_nbytes)
+    header = header._replace(kind=PacketKind.RESULT, world=world, lanes=lanes, nbytes=job.result_nbytes)
     return header.bytes() + cell.total.astype(job.lanes.dtype).tobytes()
 
 
-def _reply(header: Header, kind: Kind) -> bytes:
+def _reply(header: Header, kind: PacketKind) -> bytes:
     return header._replace(kind=kind, nbytes=0).bytes()

@@ -25,7 +25,7 @@ EVENTS = tuple(_core.wire_events())  # counted beside it
 CHUNKS = 2**32
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """What a packet is. DATA, PROBE and SETTLE go to a plane; the others come from it."""
 
     DATA = 1

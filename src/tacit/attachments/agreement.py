@@ -1,7 +1,7 @@
 """All ranks attach one strategy to one model, or all raise one error; agreed in torch's store, before anything else is opened.
 
 Different strategies open different things (a process group, an aggregator, leases), each of which waits for the other ranks: only
-what they all have already can tell them apart in time.
+what they all have already can distinguish them in time.
 
     rank r      set r = digest and text;  add 1 to the count of this digest;  add 1 to `arrived`
     the last    set `all` = alike, or differ

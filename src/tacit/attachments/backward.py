@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.attachments.handle import Handle
 from tacit.buckets import Bucket, flat_view
 from tacit.errors import ConfigError, TacitError
-from tacit.exchange import Exchange, Job
+from tacit.exchange import Exchange, Reduction
 
 
 class Backward:
@@ -26,7 +26,7 @@ class Backward:
     def _reset(self) -> None:
         self.arrived: dict[str, Tensor] = {}
         self._missing = [len(bucket.names) for bucket in self.buckets]
-        self._jobs: list[Job] = []
+        self._jobs: list[Reduction] = []
 
     @property
     def started(self) -> bool:
@@ -50,7 +50,7 @@ class Backward:
         while len(self._jobs) < len(self.buckets) and self._missing[len(self._jobs)] == 0:
             self._jobs.append(self._send(self.buckets[len(self._jobs)], delivered))
 
-    def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Job:
+    def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         parts = [self.arrived[name] for name in bucket.names]
         whole = flat_view(parts)
         x = torch.cat(parts) if whole is None else whole
@@ -64,8 +64,8 @@ class Backward:
             for name in bucket.names:
                 delivered(name)
 
-        self.exchange.seed = self.handle.seed
-        return self.exchange.reduce(bucket, x, self.handle.memory, self.handle.step, deliver)
+        handle = self.handle
+        return self.exchange.reduce(bucket, x, handle.memory, deliver, seed=handle.seed, step=handle.step)
 
     def finish(self) -> None:
         """Waits until every gradient is a mean; raises what ended the exchange."""

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -21,32 +20,36 @@ from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    leave_group,
+    leave,
     leave_with,
     left_on_failure,
-    open_wire,
+    open_channel,
     weak_parameters,
     weakly,
     when_dropped,
 )
-from tacit.buckets import Bucket, clean_name, digest_of, plan
+from tacit.attachments.target import Target
+from tacit.buckets import Bucket, clean_name, digest_of, outer_names, plan
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
-from tacit.transports import Wire
+from tacit.schemes import Channel
 
 
-def attach_ddp(
-    handle: Handle,
-    ddp: nn.parallel.DistributedDataParallel,
-    groups: Mapping[str, str],
-    bucket_nbytes: int,
-    timeout: timedelta | None,
-    check_every: int,
-) -> None:
+def attach_ddp(handle: Handle, target: Target) -> None:
+    if target.group is not None:
+        raise ConfigError("group= is the process group of DDP(..., process_group=...); leave it out here")
+    ddp: nn.parallel.DistributedDataParallel = target.module
+    groups, bucket_nbytes, timeout, check_every = (
+        target.groups,
+        target.bucket_nbytes,
+        target.timeout,
+        target.check_every,
+    )
     if dist.get_world_size(ddp.process_group) == 1:
         return
     reduced = _reduced(ddp)
-    buckets = plan(reduced, {name: groups.get(name, "0") for name in reduced}, bucket_nbytes)
+    labels = {name: groups.get(name, "0") for name in reduced}
+    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced))
     stray = _stray(ddp, reduced)
     facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
     agree(ddp.process_group, handle.strategy, facts, timeout)
@@ -55,11 +58,11 @@ def attach_ddp(
             f"parameter {stray[0]!r} was unfrozen or added after DDP was built, so DDP does not reduce it and ranks would differ; "
             f"build DDP(model) again"
         )
-    with left_on_failure(open_wire(handle.strategy, ddp.process_group, timeout)) as wire:
+    with left_on_failure(open_channel(handle.strategy, ddp.process_group, timeout)) as channel:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, wire, buckets, guard)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -67,7 +70,7 @@ def attach_ddp(
             raise ConfigError(
                 "this DDP module already has a communication hook; attach a fresh DDP(model)"
             ) from cause
-        leave_with(attachment, wire)
+        leave_with(attachment, channel)
     handle.fasten(attachment)
 
 
@@ -94,20 +97,18 @@ class DdpAttachment:
         self,
         handle: Handle,
         ddp: nn.parallel.DistributedDataParallel,
-        wire: Wire,
+        channel: Channel,
         buckets: list[Bucket],
         guard: Guard,
     ):
-        self.wire, self.group = wire, ddp.process_group
+        self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
-        strategy = handle.strategy
         self.exchange: Exchange | None = Exchange(
-            wire, strategy.scheme, strategy.what, handle.stats, device=buckets[0].device, seed=handle.seed
+            channel, handle.strategy.what, handle.stats, device=buckets[0].device
         )
-        self.exchange.on_fail = weakly(
-            self._fail
-        )  # DDP may be waiting for futures that will not come any more
+        # DDP may be waiting for futures that will not come any more
+        self.exchange.on_fail = weakly(self._fail)
         when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
         self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
@@ -155,7 +156,7 @@ class DdpAttachment:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.close()
-            leave_group(self.wire)
+            leave(self.channel)
 
 
 class _Pending:

@@ -8,7 +8,7 @@
 FSDP2 calls both from its own place in the backward pass and waits, so no thread of tacit's is involved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
@@ -24,39 +24,36 @@ from tacit.attachments.agreement import agree
 from tacit.attachments.backward import call_after_backward
 from tacit.attachments.guard import Guard, Note, Watch
 from tacit.attachments.handle import Handle, switched_off
-from tacit.buckets import clean_name
+from tacit.attachments.target import Target
+from tacit.buckets import clean_name, outer_names
 from tacit.errors import ConfigError, ConformanceError
 from tacit.exchange import converse, counted, report_nonfinite
-from tacit.memory import BucketSlots, Run
+from tacit.layout import Layout, Span
+from tacit.memory import MemoryStore
 from tacit.requests import (
     Conversation,
-    Heard,
     Max,
-    Payload,
+    Reduced,
     Request,
-    Sum,
-    TableSum,
-    Total,
-    as_heard,
-    turn_for,
+    as_reduced,
+    context_for,
 )
-from tacit.transports import Opens, Scheme, Wire
+from tacit.schemes import Channel
+from tacit.transports import Wire
 
 
-def attach_fsdp(
-    handle: Handle,
-    model: nn.Module,
-    groups: Mapping[str, str],
-    replicas: dist.ProcessGroup | None,
-    check_every: int,
-) -> None:
+def attach_fsdp(handle: Handle, target: Target) -> None:
+    model, groups, replicas, check_every = target.module, target.groups, target.group, target.check_every
     name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
+    outer = outer_names(model, target.parameters)
     units = [
-        _Unit.of(module, name_of, groups) for module in model.modules() if isinstance(module, FSDPModule)
+        _Unit.of(module, name_of, groups, outer)
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
     ]
     frozen = [unit.module for unit in units if not unit.names and unit.group is not None]
     units = [unit for unit in units if unit.names]
-    if isinstance(handle.strategy.scheme, Opens):
+    if not handle.strategy.scheme.scatters:
         raise ConfigError(
             f"FSDP2 scatters its sums over the ranks; {handle.strategy.scheme} has no part in that: write sharded"
         )
@@ -74,14 +71,14 @@ def attach_fsdp(
             raise ConfigError(
                 f"{unit.names[0]!r} is sharded along dimension {max(unit.dims)}; {handle.strategy.what} needs 0"
             )
-    facts = [(unit.names, unit.shapes) for unit in units]
+    facts = [(unit.names, unit.shapes, sorted(unit.outer)) for unit in units]
+    channel = Channel(wire, handle.strategy.scheme)  # none that has to be opened
     agree(wire.group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], None)
-    alike = (
-        None if replicas is None else lambda: shards_of(units)
-    )  # on one mesh every rank has a shard of its own
+    # on one mesh every rank has a shard of its own
+    alike = None if replicas is None else lambda: shards_of(units)
     device = next(iter(shards_of(units).values())).device
     guard = Guard(handle, Watch(model, by_name=True), alike, check_every, device)
-    handle.fasten(FsdpAttachment(handle, model, units, frozen, wire, guard, scatter=replicas is None))
+    handle.fasten(FsdpAttachment(handle, model, units, frozen, channel, guard, scatter=replicas is None))
 
 
 def shards_of(units: Sequence["_Unit"]) -> dict[str, Tensor]:
@@ -99,12 +96,15 @@ class _Unit:
     params: tuple[Any, ...]  # FSDP2's own records of them
     shapes: tuple[tuple[int, ...], ...]
     dims: tuple[int, ...]
+    outer: frozenset[str]  # embeddings and the head
     label: str
     hsdp: bool
     group: Any  # a ProcessGroup; None in a unit without parameters
 
     @staticmethod
-    def of(module: FSDPModule, name_of: Mapping[int, str], groups: Mapping[str, str]) -> "_Unit":
+    def of(
+        module: FSDPModule, name_of: Mapping[int, str], groups: Mapping[str, str], outer: Collection[str]
+    ) -> "_Unit":
         found = module._get_fsdp_state()._fsdp_param_groups
         if len(found) > 1:
             raise ConfigError(
@@ -118,14 +118,30 @@ class _Unit:
             params=tuple(params),
             shapes=tuple(tuple(p._orig_size) for p in params),
             dims=tuple(p.fsdp_placement.dim for p in params),
+            outer=frozenset(name for name in names if name in outer),
             label="+".join(sorted({groups[name] for name in names})),  # a unit travels as one
             hsdp=any(g._is_hsdp for g in found),
             group=found[0]._reduce_scatter_process_group if found else None,
         )
 
+    def part(self, rank: int, world: int) -> Layout:
+        """What of the parameters is in the shard of `rank`: whole rows (slices of the cut dimension), then padding."""
+        spans, start = [], 0
+        for name, shape, dim in zip(self.names, self.shapes, self.dims, strict=True):
+            here, first = shape, 0
+            if shape:
+                rows = -(-shape[dim] // world)
+                first = rank * rows
+                left = max(0, min(rows, shape[dim] - first))
+                here = (*shape[:dim], left, *shape[dim + 1 :])
+            end, outer = start + prod(here), name in self.outer
+            spans.append(Span(name, here, start, end, shape, dim, first, outer))
+            start += _chunk(shape, dim, world)
+        return Layout(tuple(spans), start)
+
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ShardRows:
     """A unit's gradient as FSDP2 hands it over: `world` rows, each with one chunk of every parameter, padded to equal size.
 
     Cut along dimension 0, a parameter's chunks one behind the other are the parameter itself, then padding.
@@ -162,15 +178,31 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowSlots:
-    """One row of the unit's memory."""
+class _RowMemory:
+    """One row of the unit's memory, as the row's codec sees it."""
 
-    unit: BucketSlots
+    memory: MemoryStore
+    unit: ShardRows
     row: int
-    world: int
+    layout: Layout
+    device: torch.device
 
     def vector(self, slot: str) -> Tensor:
-        return self.unit.vector(slot).view(self.world, -1)[self.row]
+        return self.memory.vector(slot, self.unit, self.device).view(self.unit.world, -1)[self.row]
+
+    def tensor(
+        self,
+        slot: str,
+        name: str,
+        shape: Sequence[int],
+        *,
+        rule: str,
+        dtype: torch.dtype = torch.float32,
+        init: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        return self.memory.of(self.layout, self.device).tensor(
+            slot, name, shape, rule=rule, dtype=dtype, init=init
+        )
 
 
 class FsdpAttachment:
@@ -182,17 +214,18 @@ class FsdpAttachment:
         model: nn.Module,
         units: Sequence[_Unit],
         frozen: Sequence[FSDPModule],
-        wire: Wire,
+        channel: Channel,
         guard: Guard,
         *,
         scatter: bool,
     ):
-        self.wire, self.handle, self._model, self._units, self._scatter = wire, handle, model, units, scatter
+        self.channel, self.wire = channel, channel.wire
+        self.handle, self._model, self._units, self._scatter = handle, model, units, scatter
         self._frozen, self._guard = frozen, guard
         self._asked: tuple[Note, Tensor] | None = None
         self._begun = False
         self.numels: dict[str, int] = {}
-        self._spoken = 0  # elements in this round; a round is one backward pass
+        self._exchanged = 0  # elements in this round; a round is one backward pass
         for unit in units:
             if scatter:
                 comm = _ReduceScatter(self, unit)
@@ -224,16 +257,16 @@ class FsdpAttachment:
             self._guard.judge(*asked, self._ask)
 
     def _ask(self, request: Request) -> Any:
-        return self.wire.answer(self.handle.strategy.scheme, request, 0)
+        return self.channel.answer(request, 0)
 
-    def spoke(self, numel: int) -> None:
-        """A unit has spoken; the round is over when the backward pass is."""
-        if self._spoken == 0:
+    def exchanged(self, numel: int) -> None:
+        """A unit has been exchanged; the round is over when the backward pass is."""
+        if self._exchanged == 0:
             call_after_backward(self._end_round)
-        self._spoken += numel
+        self._exchanged += numel
 
     def _end_round(self) -> None:
-        numel, self._spoken, self._begun = self._spoken, 0, False
+        numel, self._exchanged, self._begun = self._exchanged, 0, False
         self.handle.stepped(numel)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -259,7 +292,8 @@ class _ReduceScatter(ReduceScatter):
         world = attachment.wire.world
         numels = tuple(prod(shape) for shape in unit.shapes)
         chunks = tuple(_chunk(shape, dim, world) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
-        self.layout = Rows(unit.names, numels, chunks, world)
+        self.layout = ShardRows(unit.names, numels, chunks, world)
+        self._rows = [unit.part(row, world) for row in range(world)]
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -276,50 +310,52 @@ class _ReduceScatter(ReduceScatter):
                 f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
                 f"parameters took no part; call model.set_reduce_scatter_unused_params(True)"
             )
-        slots = handle.memory.of(self.layout, input_tensor.device)
         with handle.stats.timed("wait"):
-            total = self._converse(input_tensor.view(wire.world, -1), slots)
+            total = self._converse(input_tensor.view(wire.world, -1))
         output_tensor.copy_(total / wire.world if op == dist.ReduceOp.AVG else total)
         self._report(input_tensor.view(wire.world, -1)[wire.rank], output_tensor)
-        self._attachment.spoke(input_tensor.numel())
+        self._attachment.exchanged(input_tensor.numel())
         return None
 
     def _report(self, own: Tensor, mean: Tensor) -> None:
         """Each rank sees its own row of the sum; on an accelerator looking would stop it, and the optimizer will see."""
         if mean.device.type == "cpu" and not bool(mean.sum().isfinite()):
-            row = Run(self.layout.names, self.layout.chunks)
+            row = self._rows[self._attachment.wire.rank]
             handle = self._attachment.handle
             report_nonfinite(handle.stats, handle.step, row.split(own), row.split(mean))
 
-    def _converse(self, rows: Tensor, slots: BucketSlots) -> Tensor:
+    def _converse(self, rows: Tensor) -> Tensor:
         handle, wire, codec = (
             self._attachment.handle,
             self._attachment.wire,
             self._attachment.handle.strategy.what,
         )
-        talks: list[Conversation] = []
-        for row, x in enumerate(rows):
-            turn = turn_for(
-                _RowSlots(slots, row, wire.world),
+        contexts = [
+            context_for(
+                _RowMemory(handle.memory, self.layout, row, self._rows[row], x.device),
                 seed=handle.seed,
                 step=handle.step,
                 bucket=f"{self.layout.key}#{row}",
                 rank=wire.rank,
                 world=wire.world,
             )
-            talks.append(codec.reduce(x, turn))
+            for row, x in enumerate(rows)
+        ]
+        talks = [codec.reduce(x, context) for x, context in zip(rows, contexts, strict=True)]
         answers: list[Any] = [None] * wire.world
         for _ in range(codec.traits.rounds):
             with handle.stats.timed("encode"):
                 requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
             with counted(wire, handle.stats, type(requests[0]).__name__, self._unit.label):
-                answers = scatter_answers(wire, handle.strategy.scheme, requests)
+                answers = self._attachment.channel.scheme.answer_rows(
+                    wire, requests, contexts[wire.rank].own_seed
+                )
         with handle.stats.timed("decode"):
-            heard = _end(talks[wire.rank], answers[wire.rank])
+            reduced = _end(talks[wire.rank], answers[wire.rank])
             for row, talk in enumerate(talks):
-                if row != wire.rank and codec.traits.remembers:
+                if row != wire.rank and (codec.traits.remembers or codec.traits.stateful):
                     _end(talk, answers[row])
-        return heard.total
+        return reduced.total
 
 
 class _Refused(ReduceScatter):
@@ -338,39 +374,11 @@ class _Refused(ReduceScatter):
         raise ConfigError("a unit of FSDP2 was unfrozen after attach(); close the handle and attach again")
 
 
-def scatter_answers(wire: Wire, scheme: Scheme, requests: Sequence[Request]) -> list[Any]:
-    """Answers to one request a row. Sums reach only the row's own rank; in the other rows this rank hears just itself,
-    which is enough to know what it said."""
-    if isinstance(requests[0], Sum) and requests[0].to_all:
-        payloads = [r.payload for r in requests if isinstance(r, Sum)]
-        if not payloads[0].form.adds:
-            raise ConformanceError("Sum(to_all=True) is for small dense payloads; this one is packed")
-        whole = wire.answer(scheme, Sum(Payload.dense(torch.cat([p.data for p in payloads]))), 0).value
-        return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
-    if isinstance(requests[0], Sum):
-        sums = [r for r in requests if isinstance(r, Sum)]
-        answers = [Total(r.payload.unpack(), 1) for r in sums]
-        answers[wire.rank] = Total(wire.scatter_sum(sums), wire.world)
-        return answers
-    if isinstance(requests[0], TableSum):
-        tables = [r for r in requests if isinstance(r, TableSum)]
-        answers = [Total(r.look_up(), 1) for r in tables]
-        answers[wire.rank] = Total(wire.scatter_table_sum(tables), wire.world)
-        return answers
-    if isinstance(requests[0], Max):  # all rows in one
-        values = [r.value for r in requests if isinstance(r, Max)]
-        whole = wire.answer(scheme, Max(torch.cat([v.reshape(-1) for v in values])), 0)
-        return [
-            part.view_as(v) for part, v in zip(whole.split([v.numel() for v in values]), values, strict=True)
-        ]
-    return [wire.answer(scheme, request, 0) for request in requests]
-
-
-def _end(talk: Conversation, answer: Any) -> Heard:
+def _end(talk: Conversation, answer: Any) -> Reduced:
     try:
         talk.send(answer)
     except StopIteration as end:
-        return as_heard(end.value)
+        return as_reduced(end.value)
     raise ConformanceError("the codec made more requests than it declares")
 
 
@@ -385,26 +393,27 @@ class _AllReduce:
         self._attachment, self._unit = attachment, unit
         inside = dist.get_world_size(unit.group)
         chunks = (_chunk(shape, dim, inside) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
-        self.layout = Run(unit.names, tuple(chunks))
+        self.layout = Layout.of({name: (chunk,) for name, chunk in zip(unit.names, chunks, strict=True)})
+        self._part = unit.part(dist.get_rank(unit.group), inside)
 
     def __call__(self, shard: Tensor) -> None:
         handle, wire = self._attachment.handle, self._attachment.wire
         self._attachment.begin(shard.device)
-        turn = turn_for(
-            handle.memory.of(self.layout, shard.device),
+        context = context_for(
+            handle.memory.of(self._part, shard.device, self.layout),
             seed=handle.seed,
             step=handle.step,
             bucket=self.layout.key,
             rank=wire.rank,
             world=wire.world,
         )
-        talk = handle.strategy.what.reduce(shard, turn)
+        talk = handle.strategy.what.reduce(shard, context)
         with handle.stats.timed("wait"):
-            heard = converse(
-                wire, handle.strategy.scheme, talk, turn.own_seed, handle.stats, self._unit.label
+            reduced = converse(
+                self._attachment.channel, talk, context.own_seed, handle.stats, self._unit.label
             )
-        shard.copy_(heard.total / wire.world)
-        self._attachment.spoke(shard.numel())
+        shard.copy_(reduced.total / wire.world)
+        self._attachment.exchanged(shard.numel())
 
 
 def _plain_mean(wire: Wire) -> Callable[[Tensor], None]:

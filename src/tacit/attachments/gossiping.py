@@ -1,4 +1,4 @@
-"""Models that gossip: every rank trains alone and meets a peer when its trigger says so, in the background, with no collective at all.
+"""Models that gossip: every rank trains alone and meets a peer when its trigger fires, in the background, with no collective at all.
 
 Nothing here needs all ranks: one that dies is not called any more, one that comes back takes the model of one that lives. So no
 process group is used, only torch's store, to know who is there.
@@ -18,60 +18,86 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.attachments.agreement import Agreement, agree
+from tacit.attachments.guard import watch_steps
 from tacit.attachments.handle import Handle
-from tacit.attachments.hosts import Follower, Host
+from tacit.attachments.hosts import Follower, HostGroup
+from tacit.attachments.target import Target
 from tacit.authentication import run_secret
 from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError, TransportError
 from tacit.gossip.frames import PeerError
-from tacit.gossip.island import Island
-from tacit.gossip.line import Line, StoreError
 from tacit.gossip.meeting import distance_apart
 from tacit.gossip.members import Members
 from tacit.gossip.merge import merge
-from tacit.gossip.partners import Gossip
-from tacit.gossip.peers import SHOWN_S, Address, Met, Peers
-from tacit.gossip.place import START_S, own_door, rank_and_world, store_of
+from tacit.gossip.peers import SHOWN_S, Met, PeerAddress, Peers
 from tacit.gossip.refusals import Refusals
-from tacit.gossip.rest import Rest
-from tacit.memory import Run
-from tacit.rounds import Movement, Trigger
-from tacit.rounds.adaptive import UNRELATED
+from tacit.gossip.rendezvous import START_S, own_endpoint, rank_and_world, store_of
+from tacit.gossip.replica import Replica
+from tacit.gossip.store_client import DeadlineClient, StoreError
+from tacit.gossip.untrained import Untrained
+from tacit.layout import Layout
+from tacit.rounds import Movement, TriggerRule
+from tacit.rounds.rules import UNRELATED
+from tacit.schemes import Gossip
+from tacit.strategy import Strategy
 from tacit.transports import Wire
 
-_ALONE_S = 30.0  # nobody of a run that was on is heard for so long: all of it is gone
+_ALONE_S = 30.0  # nobody of a run that was on is seen for so long: all of it is gone
 _CONSENSUS_S = 120.0
-_CALLS_IN_VAIN = 8  # in a row, before it is said
+_CALLS_IN_VAIN = 8  # in a row, before a warning
 
 
-def attach_gossip(
-    handle: Handle,
-    trigger: Trigger,
-    who: Gossip,
-    optimizer: torch.optim.Optimizer | None,
-    parameters: Mapping[str, nn.Parameter],
-    rest: Rest,
-    timeout: timedelta | None,
-    inside: dist.ProcessGroup | None = None,
-    agreed: Callable[[], None] = lambda: None,
-) -> None:
-    """`rest` is what of the model is not trained; `inside` is the process group of DDP inside this rank's host, if there is one; `agreed`
-    raises once it is known that ranks attached different strategies."""
+def attach_gossip(handle: Handle, target: Target) -> None:
+    strategy = handle.strategy
+    trigger, who = strategy.when, strategy.who
+    assert isinstance(trigger, TriggerRule), "Strategy.check pairs them"
+    assert isinstance(who, Gossip), "Strategy.check pairs them"
+    if target.kind == "fsdp2":
+        raise ConfigError(
+            f"{strategy} moves whole models, and FSDP2 has cut this one; attach the plain module, or use DDP inside a host"
+        )
+    if target.group is not None:
+        raise ConfigError(
+            f"{strategy} finds its ranks in torch's store, not in a group; leave group= out, or give it to DDP inside a host"
+        )
+    optimizer, parameters, inside, timeout = (
+        target.optimizer,
+        target.parameters,
+        target.inside,
+        target.timeout,
+    )
+    agreed = _agreement(strategy, inside, timeout)
+    untrained = Untrained.of(target.module)
     if optimizer is None:
         raise ConfigError(f"{trigger} looks at the model after optimizer steps; give attach() the optimizer")
-    host = Host(inside) if inside is not None else None
+    host = HostGroup(inside) if inside is not None else None
     rank, world = (host.place, host.number) if host else rank_and_world()
     if world == 1:
         return
     found: GossipAttachment | Follower
     if host is None or host.leads:
         found = GossipAttachment(
-            handle, trigger, who, optimizer, parameters, rest, rank, world, timeout, host, agreed
+            handle, trigger, who, optimizer, parameters, untrained, rank, world, timeout, host, agreed
         )
     else:
-        found = Follower(handle, host, optimizer, parameters, rest)
-    handle.fasten(found)
-    handle.rank, handle.world = rank, world
+        found = Follower(handle, host, optimizer, parameters, untrained)
+    handle.fasten(found, rank, world)
+    if world > 1:
+        watch_steps(handle, optimizer, target.module, inside)
+
+
+def _agreement(
+    strategy: Strategy, inside: dist.ProcessGroup | None, timeout: timedelta | None
+) -> Callable[[], None]:
+    """Raises, when it is called, if ranks are known to have attached something else. Ranks that gossip wait for nobody, but for those of
+    their own host; without a process group they have only the store of their leases, and others have nothing."""
+    if not dist.is_initialized():
+        return lambda: None
+    if inside is not None:
+        agree(inside, strategy, ["ddp"], timeout)
+        return lambda: None
+    return Agreement.about(dist.get_process_group_ranks(None), strategy, ["models"]).look
 
 
 class GossipAttachment:
@@ -80,73 +106,73 @@ class GossipAttachment:
     def __init__(
         self,
         handle: Handle,
-        trigger: Trigger,
+        trigger: TriggerRule,
         who: Gossip,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
-        rest: Rest,
+        untrained: Untrained,
         rank: int,
         world: int,
         timeout: timedelta | None,
-        host: Host | None = None,
+        host: HostGroup | None = None,
         agreed: Callable[[], None] = lambda: None,
     ):
         self._agreed = agreed
         self._handle, self._trigger, self._optimizer, self._host = handle, trigger, optimizer, host
-        self._island = Island(parameters, rest)
+        self._replica = Replica(parameters, untrained)
         self._came_at = 0  # the step at which a late one came
         secret, refusals = run_secret(), Refusals(rank, handle.stats.refused)
-        door = own_door(secret)
+        endpoint = own_endpoint(secret)
         opens, scope = store_of(rank, secret)
         self._rank, self._world, self._process = rank, world, os.getpid()
         with ExitStack() as opened:  # which is closed again if attach() is refused
-            line = Line(opens)
-            opened.callback(line.close)
+            store_client = DeadlineClient(opens)
+            opened.callback(store_client.close)
             self._members = Members(
-                line, rank, world, start_s=2 * START_S, secret=secret, scope=scope, refusals=refusals
+                store_client, rank, world, start_s=2 * START_S, secret=secret, scope=scope, refusals=refusals
             )
             opened.callback(self._members.close)
             incarnation = f"{self._members.life}-{secrets.token_hex(4)}"
             self._members.announce(incarnation)
             self._peers = Peers(
-                self._island,
+                self._replica,
                 who,
                 handle.strategy.what,
                 rank=rank,
                 world=world,
                 incarnation=incarnation,
                 seed=handle.seed,
-                door=door,
+                endpoint=endpoint,
                 members=self._members.live,
-                tell=self._heard,
+                report=self._met,
                 sent=lambda nbytes: handle.stats.sent("Meeting", "gossip", nbytes),
                 knows=self._members.knows,
                 secret=secret,
-                theta=_theta(trigger),
+                theta=trigger.allowed_distance,
                 refusals=refusals,
             )
             opened.callback(self._peers.close)
             self._peers.away = True  # until the first step: a checkpoint may be loaded yet
-            self._begin(Address(door.known_as, self._peers.port, incarnation), timeout)
-            self._tell(True)
-            self._share([*rest.buffers, *rest.frozen])
+            self._begin(PeerAddress(endpoint.advertised_host, self._peers.port, incarnation), timeout)
+            self._send_to_host(True)
+            self._share([*untrained.buffers, *untrained.frozen])
             self._since = self._followed = self._in_vain = 0
             self._refer()
             opened.pop_all()
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
         atexit.register(self._at_exit)
 
-    def _begin(self, own: Address, timeout: timedelta | None) -> None:
+    def _begin(self, own: PeerAddress, timeout: timedelta | None) -> None:
         """All first lives start from rank 0's model, when all are there; who comes later from the model of any that lives, at its step.
 
         Where a run was on and all of it is gone, the next one begins.
         """
         deadline = time.monotonic() + (timeout.total_seconds() if timeout else START_S)
-        members, island, before = self._members, self._island, ""
+        members, replica, before = self._members, self._replica, ""
         while True:
             first = members.life == 1 and members.get("begun") is None
             if first and self._rank == 0:
-                island.start = island.snapshot.clone()
+                replica.start = replica.snapshot.clone()
                 break
             if (cause := self._take_model(first, min(deadline, time.monotonic() + _ALONE_S))) is None:
                 break
@@ -197,31 +223,31 @@ class GossipAttachment:
             time.sleep(0.02)  # polled, within the deadline
         return why
 
-    def _take_model_of(self, address: Address, what: str) -> str:
+    def _take_model_of(self, address: PeerAddress, what: str) -> str:
         """`taken`; `running`, where it has begun already; or `nothing`, where it has none to give."""
         deadline = time.monotonic() + SHOWN_S
-        island, shown = self._island, self._peers.fetch(address, what, deadline)
-        step = int(shown.words["step"])
+        replica, shown = self._replica, self._peers.fetch(address, what, deadline)
+        step = int(shown.fields["step"])
         if what == "start" and step:
             return "running"
         if shown.model is None or not bool(shown.model.isfinite().all()):
             return "nothing"
-        if shown.words["frozen"] != island.rest.crc:
+        if shown.fields["frozen"] != replica.untrained.crc:
             self._peers.take_frozen(address, deadline)
-        island.rest.take(shown.buffers)
-        island.set(shown.model)
-        island.start = shown.model.clone() if what == "start" else None
+        replica.untrained.take(shown.buffers)
+        replica.set(shown.model)
+        replica.start = shown.model.clone() if what == "start" else None
         if what == "now":
-            self._came_at = island.step = self._handle.step = step
-            island.merges, island.top_lr = int(shown.words["merges"]), float(shown.words["top_lr"])
+            self._came_at = replica.step = self._handle.step = step
+            replica.merges, replica.top_lr = int(shown.fields["merges"]), float(shown.fields["top_lr"])
         return "taken"
 
     # ---- after every step
 
-    def _tell(self, changed: bool) -> None:
+    def _send_to_host(self, changed: bool) -> None:
         """The others of this host, if there are any, take what became of the model."""
         if self._host is not None:
-            self._host.tell(self._island.flat() if changed else None, self._island.snapshot)
+            self._host.send(self._replica.flat() if changed else None, self._replica.snapshot)
 
     def _share(self, tensors: Sequence[Tensor]) -> None:
         if self._host is not None:
@@ -229,11 +255,11 @@ class GossipAttachment:
 
     def _stepped(self) -> None:
         calling = self._peers.calling  # asked first: what a call that ends now has moved is measured below
-        self._tell(self._island.stepped())
+        self._send_to_host(self._replica.stepped())
         self._peers.away, self._came_at = False, 0
         self._handle.stepped(0)
         lr = max(float(group["lr"]) for group in self._optimizer.param_groups)
-        self._island.top_lr = max(self._island.top_lr, lr)
+        self._replica.top_lr = max(self._replica.top_lr, lr)
         if not self._trigger.measures:
             self._look_at_period(lr)
         elif not calling:
@@ -251,29 +277,35 @@ class GossipAttachment:
         self._followed = followed
         wish = self._trigger.wish(self._movement(lr)) if self._since else None
         if wish is not None:
-            self._peers.wait(self._peers.patience_s)
+            self._peers.wait(self._peers.timeout_s)
             self._peers.wish(wish)
             self._since = 0
 
     def _movement(self, lr: float) -> Movement:
-        island = self._island
+        replica = self._replica
         return Movement(
-            self._since, island.moved, island.lengths, island.layers.sizes, lr, island.top_lr, island.differs
+            self._since,
+            replica.moved,
+            replica.lengths,
+            replica.layers.sizes,
+            lr,
+            replica.top_lr,
+            replica.differs,
         )
 
     def _refer(self) -> None:
         """From here on the model's change is measured from what it is now."""
         self._since, self._followed = 0, self._peers.followed
         if self._trigger.measures:
-            self._island.refer()
+            self._replica.refer()
 
-    def _heard(self, met: Met) -> None:
+    def _met(self, met: Met) -> None:
         self._handle.record(
-            "exchange", step=self._island.step, peer=met.peer, why=met.why, layers=met.layers,
+            "exchange", step=self._replica.step, peer=met.peer, why=met.why, layers=met.layers,
             outcome=met.outcome, seconds=met.seconds, sent_nbytes=met.sent_nbytes,
         )  # fmt: skip
-        heard = met.outcome in ("met", "busy", "was called")
-        self._in_vain = 0 if heard else self._in_vain + 1
+        answered = met.outcome in ("met", "busy", "was called")
+        self._in_vain = 0 if answered else self._in_vain + 1
         if self._in_vain == _CALLS_IN_VAIN:
             warnings.warn(
                 f"rank {self._rank} trains alone: {_CALLS_IN_VAIN} calls came to nothing (the last: {met.outcome})",
@@ -289,30 +321,30 @@ class GossipAttachment:
 
     @property
     def numels(self) -> dict[str, int]:
-        return {name: p.numel() for name, p in self._island.parameters.items()}
+        return {name: p.numel() for name, p in self._replica.parameters.items()}
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def merge(self) -> None:
         """The mean of the models of all that live, by their steps, once all of them have called it."""
-        self._peers.wait(self._peers.patience_s)
+        self._peers.wait(self._peers.timeout_s)
         try:
-            shares = merge(self._island, self._peers, self._members, self._rank)
+            shares = merge(self._replica, self._peers, self._members, self._rank)
             self._handle.record(
-                "merge", step=self._island.step, shares={str(r): s for r, s in shares.items()}
+                "merge", step=self._replica.step, shares={str(r): s for r, s in shares.items()}
             )
         finally:
-            self._tell(True)  # also when it failed: the others of the host wait for a word
-            self._share(self._island.rest.buffers)
+            self._send_to_host(True)  # also when it failed: the others of the host wait for a message
+            self._share(self._replica.untrained.buffers)
         self._refer()
 
-    def consensus(self) -> float:
+    def divergence(self) -> float:
         """Root mean square distance of all live models from their mean, over its length; nan where no other can be reached.
 
         Each rank fetches the others' models: none has to ask at the same time, and one that does not answer is left out.
         """
-        apart, own = float("nan"), self._island.snapshot
+        apart, own = float("nan"), self._replica.snapshot
         try:
             deadline, models = time.monotonic() + _CONSENSUS_S, [own]
             for _, address in sorted(self._members.live().items()):
@@ -325,16 +357,16 @@ class GossipAttachment:
         return apart
 
     def settle(self) -> None:
-        """Meetings change the island, never the memory."""
+        """Meetings change the replica, never the memory."""
 
     def save(self) -> dict[str, Any]:
-        """The model, with what peers have added, goes into the memory. References are not kept: after a restart the first meeting says it all."""
+        """The model, with what peers have added, goes into the memory. References are not kept: after a restart the first meeting sends everything."""
         self._peers.settle()
         if self._host is None:
-            self._island.gather_in()
-        self._kept_model().copy_(self._island.snapshot)
-        island = self._island
-        return {"step": island.step, "top_lr": island.top_lr, "differs": island.differs}
+            self._replica.gather_in()
+        self._kept_model().copy_(self._replica.snapshot)
+        replica = self._replica
+        return {"step": replica.step, "top_lr": replica.top_lr, "differs": replica.differs}
 
     def check(self, state: Mapping[str, Any], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuses what `save` cannot have returned."""
@@ -348,27 +380,27 @@ class GossipAttachment:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """This rank's model as it was. One that came late to ranks that have come further keeps what it has taken from them."""
-        island, step = self._island, int(state["step"])
+        replica, step = self._replica, int(state["step"])
         top_lr, differs = float(state["top_lr"]), float(state.get("differs", UNRELATED))
         if self._came_at > step:
             warnings.warn(
                 f"rank {self._rank} goes on from the others' model of step {self._came_at}, not from the checkpoint of step {step}",
                 stacklevel=2,
             )
-            self._handle.step = island.step
+            self._handle.step = replica.step
         else:
             with self._peers.apart():
-                island.set(self._kept_model())
-                island.start = None
+                replica.set(self._kept_model())
+                replica.start = None
                 self._peers.away = True  # until it steps from here
-            island.step, island.top_lr, island.differs = step, top_lr, differs
-        self._tell(True)
+            replica.step, replica.top_lr, replica.differs = step, top_lr, differs
+        self._send_to_host(True)
         self._refer()
 
     def _kept_model(self) -> Tensor:
         numels = self.numels
-        layout = Run(tuple(numels), tuple(numels.values()))
-        return self._handle.memory.vector("model", layout, self._island.device)
+        layout = Layout.of({name: (numel,) for name, numel in numels.items()})
+        return self._handle.memory.vector("model", layout, self._replica.device)
 
     def _at_exit(self) -> None:
         """A script that ends without close(): threads that are inside torch when Python ends would abort it. Not for forked children."""
@@ -380,14 +412,8 @@ class GossipAttachment:
         self._hook.remove()
         self._peers.close()
         self._members.close()
-        if self._island.doubts:
+        if self._replica.followed_meetings.undecided:
             warnings.warn(
                 f"rank {self._rank} leaves with meetings of which it does not know how they ended",
                 stacklevel=2,
             )
-
-
-def _theta(trigger: Trigger) -> float:
-    """By how much of their length layers may have parted when they meet: all of it, where a rule does not measure it."""
-    theta = getattr(trigger, "theta", None)
-    return float(theta) if trigger.measures and theta is not None else 1.0

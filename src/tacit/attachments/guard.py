@@ -3,7 +3,7 @@
 With every exchange each rank sends a note of 24 bytes: the parameter that it trains and nobody exchanges, if there is one; its step; and
 every `check_every` steps a checksum of what all ranks must hold alike. The answer is the same on all ranks, and so is the error.
 
-    note = x, ~x      Max over ranks = max x, ~min x:    all notes are equal if both halves say so
+    note = x, ~x      Max over ranks = max x, ~min x:    all notes are equal if both halves agree
 """
 
 import operator
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tacit.attachments.handle import Handle
 from tacit.buckets import clean_name
 from tacit.errors import CheckpointError, ConfigError, ConformanceError, DivergenceError
-from tacit.exchange import Exchange, Job
-from tacit.requests import Conversation, Gather, Heard, Max, Request, seed_of
+from tacit.exchange import Exchange, Reduction
+from tacit.requests import Conversation, Gather, Max, Reduced, Request, seed_of
 
 CHECK_EVERY = 100  # steps
 _NOTE = 24  # bytes: three 64-bit integers
@@ -208,7 +208,7 @@ class Guard:
                 f"rank {odd} is at step {steps[odd]} and others are at step {_usual(steps)}; load checkpoints of one step on all ranks"
             )
         if own.sums is None or self._alike is None:
-            raise ConformanceError("notes of ranks differ in nothing that they tell; report this as a bug")
+            raise ConformanceError("notes of ranks differ in nothing that they hold; report this as a bug")
         sums = [found.cpu().tolist() for found in ask(Gather(own.sums))]
         raise self._diverged(own.step, sums, list(self._alike()))
 
@@ -238,7 +238,9 @@ class BackgroundGuard:
     def __init__(self, guard: Guard, exchange: Exchange, device: torch.device):
         self._guard, self._exchange, self._late = guard, exchange, device.type != "cpu"
         self._answer = torch.empty(2 * _NOTE, dtype=torch.uint8, pin_memory=self._late)
-        self._sent: tuple[Note, Tensor, Job] | None = None  # the tensor, while another stream may read it
+        self._sent: tuple[Note, Tensor, Reduction] | None = (
+            None  # the tensor, while another stream may read it
+        )
 
     def begin(self) -> None:
         """Before the first exchange of a step."""
@@ -248,9 +250,9 @@ class BackgroundGuard:
 
         def talk() -> Conversation:
             self._answer.copy_((yield Max(sent)), non_blocking=True)
-            return Heard(torch.empty(0))
+            return Reduced(torch.empty(0))
 
-        job = self._exchange.submit(talk(), 1, lambda heard: None, "control", 0)
+        job = self._exchange.submit(talk(), 1, lambda reduced: None, "control", 0)
         self._sent = note, sent, job
 
     def end(self) -> None:

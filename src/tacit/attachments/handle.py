@@ -1,4 +1,4 @@
-"""What `attach` returns: figures, state and the way out."""
+"""What `attach` returns: counters, checkpoint state, and `close()`."""
 
 import errno
 import gc
@@ -17,11 +17,12 @@ from torch import nn
 
 from tacit import checkpoints
 from tacit.errors import CheckpointError, ConfigError
-from tacit.memory import Memory
+from tacit.memory import MemoryStore
 from tacit.records import Recorder
+from tacit.schemes import Channel
 from tacit.stats import Stats
 from tacit.strategy import Strategy
-from tacit.transports import Opens, Wire
+from tacit.transports import Wire
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -50,7 +51,7 @@ class Parting(Attachment, Protocol):
     """One whose ranks' models part between rounds, see rounds/."""
 
     def merge(self) -> None: ...
-    def consensus(self) -> float: ...
+    def divergence(self) -> float: ...
     def settle(self) -> None: ...
     def save(self) -> dict[str, Any]: ...
 
@@ -62,9 +63,28 @@ class Parting(Attachment, Protocol):
 
 
 class Handle:
-    """One strategy on one model on one rank, until `close()`.
+    """One strategy on one model on one rank, until `close()`. `tacit.attach` makes it.
 
     It is a `torch.distributed.checkpoint` `Stateful`: `dcp.save({"model": ..., "tacit": handle})` keeps every rank's memory.
+
+    Args:
+        strategy: What was attached.
+        numels: Elements that the memory of each parameter has, by parameter name.
+        seed: Makes stochastic rounding repeatable.
+        records: A JSONL file that gets one record a step.
+
+    Raises:
+        ConfigError: `records` cannot be written.
+
+    Example:
+        >>> import tacit, torch
+        >>> model = torch.nn.Linear(2, 1)  # one process: nothing to exchange, the same interface
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with tacit.attach(model, optimizer, "every / int8(block=256) / sharded") as handle:
+        ...     handle.rank, handle.world, handle.stats.as_dict()["sent_nbytes"]
+        (0, 1, 0)
+        >>> handle.closed
+        True
     """
 
     def __init__(
@@ -72,40 +92,64 @@ class Handle:
     ):
         self.strategy = strategy
         self.stats = Stats()
-        self.memory = Memory()
+        self.memory = MemoryStore()
         self.seed = seed
         self.step = 0
         self.rank, self.world = 0, 1
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
-        self.loss: float | None = None  # as last told
-        self.listen: Callable[..., None] | None = None  # hears what is recorded, file or not
+        self.loss: float | None = None  # as last reported
+        self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
         self._attachment: Attachment | None = None
         self._group_lane: int | None = None
         self._parts = False
         self._records = _recorder(records) if records is not None else None
         self._records_failed = False
 
-    def fasten(self, attachment: Attachment) -> None:
-        """Called once by the attachment, when all ranks have agreed."""
+    def fasten(self, attachment: Attachment, rank: int = 0, world: int = 1) -> None:
+        """Called once by the attachment, when all ranks have agreed.
+
+        Args:
+            attachment: How the strategy sits on the model.
+            rank: This rank, where the attachment has no wire that knows it.
+            world: How many ranks there are, likewise.
+        """
         self._attachment = attachment
         self._parts = isinstance(attachment, Parting)
         if attachment.wire is not None:
-            self.rank, self.world = attachment.wire.rank, attachment.wire.world
+            rank, world = attachment.wire.rank, attachment.wire.world
             self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
-        self.numels = attachment.numels
+        self.rank, self.world, self.numels = rank, world, attachment.numels
 
     def stepped(self, numel: int) -> None:
-        """Called by the attachment after every round."""
+        """Called by the attachment after every round: counts it, and writes a `step` record.
+
+        Args:
+            numel: Elements that this round exchanged.
+        """
         self.step += 1
         self.stats.stepped(numel)
         if self._records is not None:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
 
     def record(self, kind: str, **fields: Any) -> None:
-        """One line in the file of records, where there is one, and a call of who listens. A full disk costs records, not the training."""
-        if self.listen is not None:
-            self.listen(kind, **fields)
+        """Passes one record to `on_record`, and appends it to the file of records, where there is one.
+
+        A full disk costs records, with a warning, and not the training.
+
+        Args:
+            kind: The kind of record.
+            fields: Its values, as JSON can hold them.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.on_record = lambda kind, **fields: print(kind, fields)
+            ...     handle.record("epoch", number=3)
+            epoch {'number': 3}
+        """
+        if self.on_record is not None:
+            self.on_record(kind, **fields)
         if self._records is not None:
             with self._unless_disk_fails(self._records):
                 self._records.record(kind, rank=self.rank, **fields)
@@ -122,8 +166,19 @@ class Handle:
                     stacklevel=2,
                 )
 
-    def told(self, loss: float | torch.Tensor) -> None:
-        """The loss of this step, for rules that go by it (`adacomm`)."""
+    def report_loss(self, loss: float | torch.Tensor) -> None:
+        """The loss of this step, for rules that adapt to it (`adacomm`); others ignore it.
+
+        Args:
+            loss: A number, or a tensor of one element.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.report_loss(torch.tensor(0.5))
+            >>> handle.loss
+            0.5
+        """
         self.loss = float(loss)
 
     def merge(self) -> None:
@@ -131,24 +186,44 @@ class Handle:
         if isinstance(self._attachment, Parting):
             self._attachment.merge()
 
-    def consensus(self) -> float:
-        """How far the ranks' models are apart, relative to their mean's length; 0 where they never part. All must call it, but in gossip
-        between ranks: there each asks by itself (nan: no other could be reached)."""
-        return self._attachment.consensus() if isinstance(self._attachment, Parting) else 0.0
+    def divergence(self) -> float:
+        """How far the ranks' models differ. All ranks must call it, except in gossip, where each rank queries others by itself.
+
+        Returns:
+            The distance of the models from their mean, relative to the norm of that mean; 0 where models never differ, nan where
+            gossip could reach no other rank.
+        """
+        return self._attachment.divergence() if isinstance(self._attachment, Parting) else 0.0
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside it only accumulate, as with DDP.no_sync()."""
+        """Backward passes inside it only accumulate, as with DDP.no_sync().
+
+        Returns:
+            A context manager.
+        """
         return self._attachment.no_sync() if self._attachment else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, under a name that no other rank's has: copies, of tensors, numbers and text only (`weights_only=True`).
+        """This rank's state, under a name that no other rank's has.
 
-        Where ranks' models part between rounds it holds this rank's model too; its optimizer is for you to save.
+        Returns:
+            Copies, of tensors, numbers and text only (loads with `weights_only=True`). Where ranks' models part between rounds it
+            holds this rank's model too; its optimizer is for you to save.
+
+        Raises:
+            ConfigError: The handle is closed, and its rule keeps a model of its own.
         """
         return {checkpoints.key_of(self._process): (self._own_state(),)}
 
     def full_state_dict(self) -> dict[str, Any]:
-        """Every rank's state, on every rank: for checkpoints that one rank writes. All ranks must call it."""
+        """Every rank's state, on every rank: for checkpoints that one rank writes. All ranks must call it.
+
+        Returns:
+            What `load_state_dict` takes on any number of ranks.
+
+        Raises:
+            ConfigError: The handle is closed, or ranks gossip and have no process group in common.
+        """
         if self.closed:
             raise ConfigError("the handle is closed; take full_state_dict() before close()")
         states: list[Any] = [self._own_state()]
@@ -162,11 +237,24 @@ class Handle:
         return {"format": checkpoints.FORMAT, "ranks": states}
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from `state`: this rank's own, a full one, or a list of all ranks' states.
-
-        In the same world the next step has the same bits as in an unbroken run (in gossip, whose ranks meet when they like, the
+        """Goes on from `state`. In the same world the next step has the same bits as in an unbroken run (in gossip, whose ranks meet when they like, the
         same model). In another world every rank takes the mean of the old memories, which keeps what is still owed to the model.
-        A state that cannot be loaded is refused with a CheckpointError, before anything has changed.
+
+        Args:
+            state: This rank's own (`state_dict()`), a full one (`full_state_dict()`), or a list of all ranks' states.
+
+        Raises:
+            CheckpointError: The state cannot be loaded; nothing has changed.
+            ConfigError: The handle is closed.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1), seed=7) as handle:
+            ...     state = handle.state_dict()
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.load_state_dict(state)
+            ...     handle.seed
+            7
         """
         if self.closed:
             raise ConfigError(
@@ -187,9 +275,23 @@ class Handle:
     def resharded(self, checkpoint: "str | os.PathLike[str] | StorageReader") -> "Stateful":
         """What to load in place of the handle where the checkpoint may be of another number of ranks.
 
-            dcp.load({"model": ..., "tacit": handle.resharded(path)}, checkpoint_id=path)
+        It reads the checkpoint's metadata, and requests this rank's state in the same world, all ranks' states in another.
 
-        It reads the checkpoint's list of contents, and asks for this rank's state in the same world, for all ranks' in another.
+        Args:
+            checkpoint: The path that `dcp.save` wrote to, or a storage reader of it.
+
+        Returns:
+            A `Stateful` for one `dcp.load`, which loads into this handle.
+
+        Raises:
+            CheckpointError: It is no checkpoint that can be read, or holds no state of tacit.
+
+        Example:
+            >>> import tacit, tempfile, torch
+            >>> import torch.distributed.checkpoint as dcp
+            >>> with tempfile.TemporaryDirectory() as path, tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     _ = dcp.save({"tacit": handle}, checkpoint_id=path, no_dist=True)
+            ...     dcp.load({"tacit": handle.resharded(path)}, checkpoint_id=path, no_dist=True)
         """
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.storage import StorageReader
@@ -285,21 +387,23 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def open_wire(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Wire:
-    """A wire over a group of tacit's own among the ranks of `parent`, and to the node beside them where the strategy has one."""
-    with left_on_failure(Wire(own_group(parent, timeout))) as wire:
-        if isinstance(strategy.scheme, Opens):
-            strategy.scheme.open(wire, timeout or timeout_of(parent))
-    return wire
+def open_channel(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Channel:
+    """A wire over a group of tacit's own among the ranks of `parent`, with the strategy's scheme opened over it."""
+    wire = Wire(own_group(parent, timeout))
+    try:
+        return Channel.open(wire, strategy.scheme, timeout or timeout_of(parent))
+    except BaseException:
+        leave_group(wire)
+        raise
 
 
 @contextmanager
-def left_on_failure(wire: Wire) -> Iterator[Wire]:
-    """`wire`, which is closed if the block fails: an attach that is refused leaves nothing open."""
+def left_on_failure(channel: Channel) -> Iterator[Channel]:
+    """`channel`, which is closed if the block fails: an attach that is refused leaves nothing open."""
     try:
-        yield wire
+        yield channel
     except BaseException:
-        leave_group(wire)
+        leave(channel)
         raise
 
 
@@ -324,22 +428,26 @@ def _backend_name(group: dist.ProcessGroup | None) -> str | None:
     )  # of init_process_group() without a backend: the default, again
 
 
-def leave_group(wire: Wire) -> None:
-    """Frees the sockets and threads of what `open_wire` made; safe to call twice."""
-    outside, wire.outside = wire.outside, None
+def leave(channel: Channel) -> None:
+    """Frees the sockets and threads of what `open_channel` made; safe to call twice."""
     if dist.is_initialized():
-        if outside is not None:
-            outside.close()
+        channel.close()
+        leave_group(channel.wire)
+
+
+def leave_group(wire: Wire) -> None:
+    """Destroys the process group of `wire`; safe to call twice."""
+    if dist.is_initialized():
         with suppress(ValueError):  # left already
             dist.destroy_process_group(wire.group)
 
 
-def leave_with(owner: object, wire: Wire) -> None:
-    """Frees `wire` after `owner` was dropped, for those who never call close(): with the next attach(), see `leave_dropped`."""
-    when_dropped(owner, _DROPPED.append, wire)
+def leave_with(owner: object, channel: Channel) -> None:
+    """Frees `channel` after `owner` was dropped, for those who never call close(): with the next attach(), see `leave_dropped`."""
+    when_dropped(owner, _DROPPED.append, channel)
 
 
-_DROPPED: list[Wire] = []
+_DROPPED: list[Channel] = []
 
 
 def leave_dropped() -> None:
@@ -347,7 +455,7 @@ def leave_dropped() -> None:
     it names new ones (and NCCL may wait for the others when one is destroyed): so this is done where all ranks come to the same place."""
     gc.collect()
     while _DROPPED:
-        leave_group(_DROPPED.pop())
+        leave(_DROPPED.pop())
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -1,9 +1,9 @@
-"""Hosts that gossip, with DDP inside: one rank of a host meets the others' for all, and tells the rest what became of the model.
+"""Hosts that gossip, with DDP inside: one rank of a host meets the others' for all, and sends the rest what became of the model.
 
 DDP keeps the ranks of a host equal and in step, so what the first of them does after an optimizer step the others can do too:
 
-    first rank of a host     trains, gossips, and after every step tells: nothing has changed, or the model as it is now
-    the others               train, and take what they are told
+    first rank of a host     trains, gossips, and after every step sends: nothing has changed, or the model as it is now
+    the others               train, and take what they receive
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tacit.attachments.handle import Handle, spread
 from tacit.errors import ConfigError
-from tacit.gossip.island import Island
-from tacit.gossip.rest import Rest
+from tacit.gossip.replica import Replica
+from tacit.gossip.untrained import Untrained
 from tacit.transports import Wire
 
 
-class Host:
+class HostGroup:
     """The ranks of DDP's process group, as one place among equals: every host has as many, one after another."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -39,13 +39,13 @@ class Host:
         self._group, self._first = group, ranks[0]
         self.leads = dist.get_rank() == self._first
 
-    def tell(self, model: Tensor | None, like: Tensor) -> None:
+    def send(self, model: Tensor | None, like: Tensor) -> None:
         """From the first rank to the others: the model, or that it has not changed."""
         self._broadcast(torch.tensor([model is not None], dtype=torch.uint8, device=like.device))
         if model is not None:
             self._broadcast(model)
 
-    def hear(self, like: Tensor) -> Tensor | None:
+    def receive(self, like: Tensor) -> Tensor | None:
         changed = self._broadcast(torch.zeros(1, dtype=torch.uint8, device=like.device))
         return self._broadcast(torch.empty_like(like)) if changed.item() else None
 
@@ -70,14 +70,14 @@ class Follower:
     def __init__(
         self,
         handle: Handle,
-        host: Host,
+        host: HostGroup,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, Any],
-        rest: Rest,
+        untrained: Untrained,
     ) -> None:
-        self._handle, self._host, self._island = handle, host, Island(parameters, rest)
+        self._handle, self._host, self._replica = handle, host, Replica(parameters, untrained)
         self._take()
-        host.share([*rest.buffers, *rest.frozen])
+        host.share([*untrained.buffers, *untrained.frozen])
         self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _stepped(self) -> None:
@@ -85,22 +85,22 @@ class Follower:
         self._handle.stepped(0)
 
     def _take(self) -> None:
-        if (model := self._host.hear(self._island.snapshot)) is not None:
-            self._island.write(model)
+        if (model := self._host.receive(self._replica.snapshot)) is not None:
+            self._replica.write(model)
 
     @property
     def numels(self) -> dict[str, int]:
-        return {name: p.numel() for name, p in self._island.parameters.items()}
+        return {name: p.numel() for name, p in self._replica.parameters.items()}
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def merge(self) -> None:
         self._take()
-        self._host.share(self._island.rest.buffers)
+        self._host.share(self._replica.untrained.buffers)
 
-    def consensus(self) -> float:
-        return self._host.agree(0.0, self._island.snapshot)
+    def divergence(self) -> float:
+        return self._host.agree(0.0, self._replica.snapshot)
 
     def settle(self) -> None:
         """The host's first rank does all the talking."""

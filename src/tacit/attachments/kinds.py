@@ -1,13 +1,19 @@
 """What kind of module a model is, and which kinds cannot take a strategy: each with the reason and the way out."""
 
-import os
 import warnings
 from collections.abc import Mapping
 
 import torch.distributed as dist
 from torch import nn
 
+from tacit import environment
 from tacit.errors import ConfigError
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module behind torch.compile's wrapper."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def kind_of(model: nn.Module) -> str:
@@ -63,7 +69,7 @@ def _refuse_dtensors(model: nn.Module) -> None:
 
 def ranks_started() -> int:
     """How many ranks torchrun, or what started this process in its way, has started."""
-    text = os.environ.get("WORLD_SIZE", "1")
+    text = environment.world_size_text()
     return int(text) if text.isdigit() else 1
 
 

@@ -1,6 +1,6 @@
 """Models instead of gradients: every rank trains alone, and a rule of rounds/ merges the models after some of its steps.
 
-The optimizer's own steps are counted; nothing else in the loop changes. What was said may be merged some steps later
+The optimizer's own steps are counted; nothing else in the loop changes. What was exchanged may be merged some steps later
 (`delay`), while training goes on. A rule with an `after` begins as `every` does, with gradients, and parts the models then.
 In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP keeps a host's ranks equal, and
 each of them merges with its own kind.
@@ -9,7 +9,6 @@ each of them merges with its own kind.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from math import isfinite
 from typing import Any
 
@@ -21,57 +20,70 @@ from tacit.attachments.agreement import agree
 from tacit.attachments.guard import Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    leave_group,
+    leave,
     leave_with,
     left_on_failure,
-    open_wire,
+    open_channel,
     start_alike,
     when_dropped,
 )
 from tacit.attachments.plain import PlainAttachment
-from tacit.buckets import Bucket, digest_of, plan
+from tacit.attachments.target import Target
+from tacit.buckets import Bucket, digest_of, outer_names, plan
 from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError
-from tacit.exchange import Exchange, Job
-from tacit.memory import BucketSlots
+from tacit.exchange import Exchange, Reduction
+from tacit.memory import BucketMemory
 from tacit.requests import Max, Payload, Sum
-from tacit.rounds.merging import ANCHOR, Merging, Moment
-from tacit.transports import Wire
+from tacit.rounds.merging import ANCHOR
+from tacit.rounds.rules import MergeRule, Moment
+from tacit.schemes import Channel
 
-_HEARD, _OWN, _MODEL = "heard", "own", "model"
+_MEAN, _OWN, _MODEL = "heard", "own", "model"
 
 
-def attach_merging(
-    handle: Handle,
-    rule: Merging,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    parameters: Mapping[str, nn.Parameter],
-    groups: Mapping[str, str],
-    bucket_nbytes: int,
-    group: dist.ProcessGroup | None,
-    timeout: timedelta | None,
-    check_every: int,
-) -> None:
+def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
+    _check_kind(rule, target)
+    if target.kind == "ddp":
+        agree(target.inside, handle.strategy, ["ddp"], target.timeout)
+    model, optimizer, parameters = target.module, target.optimizer, target.parameters
+    group, timeout, check_every = target.group, target.timeout, target.check_every
     if optimizer is None:
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
     if dist.get_world_size(group) == 1:
         return
-    buckets = plan(parameters, groups, bucket_nbytes)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer_names(model, parameters))
     facts = ["models", digest_of(buckets), handle.seed, check_every]
     agree(group, handle.strategy, facts, timeout)
-    with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
-        start_alike(wire, model)
-        attachment = MergingAttachment(handle, rule, wire, model, optimizer, parameters, buckets, check_every)
-        leave_with(attachment, wire)
+    with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
+        start_alike(channel.wire, model)
+        attachment = MergingAttachment(
+            handle, rule, channel, model, optimizer, parameters, buckets, check_every
+        )
+        leave_with(attachment, channel)
     handle.fasten(attachment)
 
 
-@dataclass(slots=True)
-class Said:
-    """One bucket between saying and merging."""
+def _check_kind(rule: MergeRule, target: Target) -> None:
+    if target.kind == "fsdp2":
+        raise ConfigError(f"{rule} merges whole models, and FSDP2 has cut this one; use DDP inside a host")
+    if target.kind == "ddp" and target.group is None:
+        raise ConfigError(
+            f"DDP keeps all its ranks equal, so {rule} has nothing to merge; attach the plain module, or give "
+            f"DDP the ranks of one host as process_group and attach() the same place of all hosts as group"
+        )
+    if target.kind == "ddp" and rule.after:
+        raise ConfigError(
+            f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; train those steps first, and attach "
+            f"a rule without after, such as local({rule.period(0, None)})"
+        )
 
-    job: Job | None  # None: heard before the checkpoint that it was loaded from
+
+@dataclass(slots=True)
+class InFlight:
+    """One bucket between its exchange and its merge."""
+
+    job: Reduction | None  # None: received before the checkpoint that it was loaded from
     merge_at: int
     compare: Callable[[], None] = lambda: (
         None
@@ -79,26 +91,27 @@ class Said:
 
 
 class MergingAttachment:
-    """Counts the optimizer's steps; says differences and merges means when the rule asks for it."""
+    """Counts the optimizer's steps; exchanges differences and merges means when the rule asks for it."""
 
     def __init__(
         self,
         handle: Handle,
-        rule: Merging,
-        wire: Wire,
+        rule: MergeRule,
+        channel: Channel,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
         check_every: int,
     ):
-        self.wire, self._handle, self._rule, self._model = wire, handle, rule, model
+        self.channel, self.wire = channel, channel.wire
+        self._handle, self._rule, self._model = handle, rule, model
         self._watch, self._check_every = Watch(model), check_every
         self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
         self._since = 0
         self._first_loss: float | None = None
         self._period = rule.period(0, None)
-        self._said: dict[int, Said] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._opening: PlainAttachment | None = None  # until models part
         self._open(gradients=rule.after > 0)
         if self._opening is None:
@@ -112,19 +125,19 @@ class MergingAttachment:
     # ---- gradients at first
 
     def _open(self, *, gradients: bool) -> None:
-        """Begins to say gradients, or differences of models."""
-        handle, wire, strategy = self._handle, self.wire, self._handle.strategy
+        """Begins to exchange gradients, or differences of models."""
+        handle, channel, strategy = self._handle, self.channel, self._handle.strategy
         device = self._buckets[0].device
         alike = (lambda: self._parameters) if gradients else self._anchors
         self._guard = Guard(handle, self._watch, alike, self._check_every, device)
         if gradients:
+            # the optimizer's hook holds this one
             self._opening = PlainAttachment(
-                handle, wire, strategy.first, self._parameters, self._buckets, self._guard, held=False
-            )  # the optimizer's hook holds this one
+                handle, channel, strategy.first, self._parameters, self._buckets, self._guard, held=False
+            )
             self._exchange = self._opening.exchange
         else:
-            who, what = strategy.scheme, strategy.what
-            self._exchange = Exchange(wire, who, what, handle.stats, device=device, seed=handle.seed)
+            self._exchange = Exchange(channel, strategy.what, handle.stats, device=device)
             when_dropped(self, self._exchange.drop)
 
     def _release(self) -> None:
@@ -152,13 +165,13 @@ class MergingAttachment:
                 self._part()
             return
         step = self._handle.step + 1
-        self._merge([index for index, said in self._said.items() if said.merge_at <= step], step)
+        self._merge([index for index, sent in self._in_flight.items() if sent.merge_at <= step], step)
         due = [b for b in self._buckets if self._rule.due(self._since, self._period, b.index)]
         compare = self._compare() if due else None
         for bucket in due:
-            self._say(bucket, step)
+            self._send(bucket, step)
         if compare is not None:
-            self._said[due[0].index].compare = compare
+            self._in_flight[due[0].index].compare = compare
         if not self._rule.delay:
             self._merge([bucket.index for bucket in due], step)
         why = f"every {self._period}"
@@ -169,28 +182,30 @@ class MergingAttachment:
         if due:
             self._handle.record("round", step=step, why=why, buckets=len(due))
 
-    def _say(self, bucket: Bucket, step: int) -> None:
-        slots = self._slots(bucket)
-        own = self._rule.difference(self._flat(bucket), slots)
+    def _send(self, bucket: Bucket, step: int) -> None:
+        memory = self._memory(bucket)
+        own = self._rule.difference(self._flat(bucket), memory)
 
-        def heard(mean: Tensor) -> None:
-            slots.vector(_HEARD).copy_(mean)
+        def received(mean: Tensor) -> None:
+            memory.vector(_MEAN).copy_(mean)
 
-        slots.vector(_OWN).copy_(own)
-        self._exchange.seed = self._handle.seed
-        job = self._exchange.reduce(bucket, own, self._handle.memory, step - 1, heard)
-        self._said[bucket.index] = Said(job, step + self._rule.delay)
+        memory.vector(_OWN).copy_(own)
+        seed, kept = self._handle.seed, self._handle.memory
+        job = self._exchange.reduce(bucket, own, kept, received, seed=seed, step=step - 1)
+        self._in_flight[bucket.index] = InFlight(job, step + self._rule.delay)
 
     def _merge(self, indices: Sequence[int], step: int) -> None:
-        said = [self._said[index] for index in indices]
-        for one in said:
+        sent = [self._in_flight[index] for index in indices]
+        for one in sent:
             one.compare()
-        self._exchange.wait([one.job for one in said if one.job is not None])
+        self._exchange.wait([one.job for one in sent if one.job is not None])
         for index in indices:
-            del self._said[index]
+            del self._in_flight[index]
             bucket = self._buckets[index]
-            slots, at = self._slots(bucket), Moment(step, self._lr(bucket), self.wire.world)
-            merged = self._rule.merge(self._flat(bucket), slots.vector(_HEARD), slots.vector(_OWN), slots, at)
+            memory, at = self._memory(bucket), Moment(step, self._lr(bucket), self.wire.world)
+            merged = self._rule.merge(
+                self._flat(bucket), memory.vector(_MEAN), memory.vector(_OWN), memory, at
+            )
             self._write(bucket, merged)
 
     def _compare(self, *, any_step: bool = False) -> Callable[[], None]:
@@ -204,9 +219,9 @@ class MergingAttachment:
         if not self._rule.wants_loss:
             return None
         if self._handle.loss is None:
-            raise ConfigError(f"{self._rule} goes by the loss; call handle.told(loss) in every step")
+            raise ConfigError(f"{self._rule} goes by the loss; call handle.report_loss(loss) in every step")
         own = torch.tensor([self._handle.loss], dtype=torch.float64, device=self._buckets[0].device)
-        mean = float(self._exchange.ask(Sum(Payload.dense(own), to_all=True)).value) / self.wire.world
+        mean = float(self._exchange.ask(Sum(Payload.dense(own), small=True)).value) / self.wire.world
         self._first_loss = mean if self._first_loss is None else self._first_loss
         return mean / self._first_loss if self._first_loss else None
 
@@ -220,7 +235,7 @@ class MergingAttachment:
     @torch.no_grad()
     def merge(self) -> None:
         """All models become their mean, in full precision; so do floating point buffers. All ranks must call it."""
-        self._merge(list(self._said), self._handle.step)
+        self._merge(list(self._in_flight), self._handle.step)
         self._compare(any_step=True)()  # shards of data may be uneven
         for bucket in self._buckets:
             mean = self.wire.all_reduce(self._flat(bucket).float()).div_(self.wire.world)
@@ -232,7 +247,7 @@ class MergingAttachment:
             self._set_anchors()
 
     @torch.no_grad()
-    def consensus(self) -> float:
+    def divergence(self) -> float:
         """How far the models are apart: root mean square distance from their mean, over the mean's length."""
         self.settle()
         apart = torch.zeros(2, dtype=torch.float64, device=self._buckets[0].device)
@@ -245,14 +260,14 @@ class MergingAttachment:
 
     def settle(self) -> None:
         """Waits for what is on its way; it is merged when its time comes."""
-        self._exchange.wait([said.job for said in self._said.values() if said.job is not None])
+        self._exchange.wait([sent.job for sent in self._in_flight.values() if sent.job is not None])
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint holds beside the memory; the model goes into the memory, since each rank has its own."""
         self.settle()
         for bucket in self._buckets:
-            self._slots(bucket).vector(_MODEL).copy_(self._flat(bucket))
-        said = {str(index): said.merge_at for index, said in self._said.items()}
+            self._memory(bucket).vector(_MODEL).copy_(self._flat(bucket))
+        said = {str(index): sent.merge_at for index, sent in self._in_flight.items()}
         return {
             "gradients": self._opening is not None,
             "since": self._since,
@@ -276,28 +291,28 @@ class MergingAttachment:
         good = isinstance(said, Mapping) and all(i in indices and is_whole(said[i], 0) for i in said)
         need(state, "said", good, f"a dict from buckets 0 to {len(indices) - 1} to steps")
         need_all(memory, [_MODEL] if gradients else [_MODEL, ANCHOR], self.numels)
-        need_all(memory, [_HEARD, _OWN], [name for i in said or () for name in indices[i].names])
+        need_all(memory, [_MEAN, _OWN], [name for i in said or () for name in indices[i].names])
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `save` returned, the memory being loaded already."""
         self._since, self._period, self._first_loss = state["since"], state["period"], state["first_loss"]
-        self._said = {int(index): Said(None, merge_at) for index, merge_at in state["said"].items()}
+        self._in_flight = {int(index): InFlight(None, merge_at) for index, merge_at in state["said"].items()}
         gradients = state.get("gradients", False)
         if (self._opening is not None) != gradients:
             self._release()
             self._open(gradients=gradients)
         for bucket in self._buckets:
-            self._write(bucket, self._slots(bucket).vector(_MODEL))
+            self._write(bucket, self._memory(bucket).vector(_MODEL))
 
     def close(self) -> None:
         self._hook.remove()
         self._release()
-        leave_group(self.wire)
+        leave(self.channel)
 
     # ---- the model as flat vectors
 
-    def _slots(self, bucket: Bucket) -> BucketSlots:
+    def _memory(self, bucket: Bucket) -> BucketMemory:
         return self._handle.memory.of(bucket.layout, bucket.device)
 
     def _flat(self, bucket: Bucket) -> Tensor:
@@ -313,12 +328,12 @@ class MergingAttachment:
         return {
             name: part
             for bucket in self._buckets
-            for name, part in bucket.layout.split(self._slots(bucket).vector(ANCHOR)).items()
+            for name, part in bucket.layout.split(self._memory(bucket).vector(ANCHOR)).items()
         }
 
     def _set_anchors(self) -> None:
         for bucket in self._buckets:
-            self._slots(bucket).vector(ANCHOR).copy_(self._flat(bucket))
+            self._memory(bucket).vector(ANCHOR).copy_(self._flat(bucket))
 
     def _lr(self, bucket: Bucket) -> float:
         """The learning rate of the bucket's parameter group."""

@@ -7,7 +7,6 @@ rides along with it.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,41 +17,35 @@ from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import Guard, Watch
 from tacit.attachments.handle import (
     Handle,
-    leave_group,
+    leave,
     leave_with,
     left_on_failure,
-    open_wire,
+    open_channel,
     start_alike,
     switched_off,
     weak_parameters,
     weakly,
     when_dropped,
 )
-from tacit.buckets import Bucket, digest_of, plan
+from tacit.attachments.target import Target
+from tacit.buckets import Bucket, digest_of, outer_names, plan
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
-from tacit.transports import Wire
+from tacit.schemes import Channel
 
 
-def attach_plain(
-    handle: Handle,
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    groups: Mapping[str, str],
-    bucket_nbytes: int,
-    group: dist.ProcessGroup | None,
-    timeout: timedelta | None,
-    check_every: int,
-) -> None:
+def attach_plain(handle: Handle, target: Target) -> None:
+    model, parameters, check_every = target.module, target.parameters, target.check_every
+    group, timeout = target.group, target.timeout
     if dist.get_world_size(group) == 1:
         return
-    buckets = plan(parameters, groups, bucket_nbytes)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer_names(model, parameters))
     agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
-    with left_on_failure(open_wire(handle.strategy, group, timeout)) as wire:
-        start_alike(wire, model)
+    with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
+        start_alike(channel.wire, model)
         guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
-        attachment = PlainAttachment(handle, wire, handle.strategy.what, parameters, buckets, guard)
-        leave_with(attachment, wire)
+        attachment = PlainAttachment(handle, channel, handle.strategy.what, parameters, buckets, guard)
+        leave_with(attachment, channel)
     handle.fasten(attachment)
 
 
@@ -62,7 +55,7 @@ class PlainAttachment:
     def __init__(
         self,
         handle: Handle,
-        wire: Wire,
+        channel: Channel,
         codec: Codec,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
@@ -71,11 +64,11 @@ class PlainAttachment:
         held: bool = True,
     ):
         """`held`: the parameters' hooks keep it alive, for those who drop the handle and train on."""
-        self.wire, self._handle, self._codec, self._guard = wire, handle, codec, guard
+        self.channel, self.wire = channel, channel.wire
+        self._handle, self._codec, self._guard = handle, codec, guard
         self._parameters = weak_parameters(parameters)
         arrive = self._arrive if held else weakly(self._arrive)
-        who, device = handle.strategy.scheme, buckets[0].device
-        self.exchange = Exchange(wire, who, codec, handle.stats, device=device, seed=handle.seed)
+        self.exchange = Exchange(channel, codec, handle.stats, device=buckets[0].device)
         when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
         self._sync = True
@@ -129,7 +122,7 @@ class PlainAttachment:
 
     def close(self) -> None:
         self.release()
-        leave_group(self.wire)
+        leave(self.channel)
 
 
 def _write(parameter: nn.Parameter, mean: Tensor) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Never
 
+from tacit import environment
 from tacit.errors import TacitError
 from tacit.redaction import names_secret, without_secrets
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return BROKEN_PIPE
     except Exception as error:
-        if os.environ.get("TACIT_DEBUG"):
+        if environment.debug():
             raise
         print(f"tacit: {_unexpected(error)}", file=sys.stderr)
         return 1
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command, every verb in it."""
     parser = Parser(
         prog="tacit",
-        description="Distributed PyTorch training on the network you have, by saying less.",
+        description="Distributed PyTorch training on the network you have, by sending less.",
         epilog="examples:\n  tacit demo --ranks 4\n  tacit sim cost ring --on 'star(rate=10Gbit, latency=5us)' --world 64 --model VGG16",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,27 +77,27 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _without_secrets(words: Sequence[str]) -> list[str]:
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
     """The command line without the values of options whose name is like `--secret`: none of ours takes one, and an error would
     quote it. --key-file takes a path."""
     found: list[str] = []
     hides = False
-    for word in words:
-        name, given, _ = word.partition("=")
+    for argument in arguments:
+        name, given, _ = argument.partition("=")
         option = name.lstrip("-").replace("-", "_")
         secret = name.startswith("-") and names_secret(option) and not "key_file".startswith(option)
-        if hides and not word.startswith("--"):
+        if hides and not argument.startswith("--"):
             found.append("...")
         else:
-            found.append(f"{name}=..." if secret and given else word)
+            found.append(f"{name}=..." if secret and given else argument)
         hides = secret and not given
     return found
 
 
 def _unexpected(error: Exception) -> str:
     """One sentence for what no verb foresaw."""
-    said = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
     return f"{what}; this is a bug in tacit: run it again with TACIT_DEBUG=1 for the traceback, and report it"
 
 

@@ -1,4 +1,4 @@
-"""`tacit aggregate`: a node that adds what ranks send. Serves until it is stopped; `status` tells how one is doing."""
+"""`tacit aggregate`: a node that adds what ranks send. Serves until it is stopped; `status` queries a running one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
+from tacit import environment
 from tacit.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tacit.aggregator.control import AnyPlane, Control
-    from tacit.aggregator.parent import Parent
-    from tacit.aggregator.reading import Reading
+    from tacit.aggregator.control.parent import Parent
+    from tacit.aggregator.control.server import AnyPlane, ControlServer
+    from tacit.aggregator.control.status import AggregatorStatus
     from tacit.aggregator.spec import Address
 
 SECRET = "TACIT_AGGREGATOR_SECRET"
@@ -130,7 +131,7 @@ def _add_key(parser: argparse.ArgumentParser, default: str | None = None) -> Non
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code: 0 if it was asked to stop, or has told its status."""
+    """The exit code: 0 if it was asked to stop, or has printed a status."""
     if "secret" in args:
         raise ConfigError(
             f"--secret is no option, since `ps` shows the command line to everybody on the machine; set {SECRET}, or name a --key-file"
@@ -147,7 +148,7 @@ class _Stopped(BaseException):
 
 def _serve(args: argparse.Namespace) -> int:
     from tacit.aggregator.addresses import parse_address
-    from tacit.aggregator.control import Control
+    from tacit.aggregator.control.server import ControlServer
     from tacit.units import parse_time
 
     listen = parse_address(args.listen, host=EVERYWHERE)
@@ -162,16 +163,16 @@ def _serve(args: argparse.Namespace) -> int:
     with closing(_plane(args, listen)) as plane:
         at = control_at or (listen[0], plane.address[1])
         options = {"kind": args.plane, "jobs": args.jobs, "lease_s": lease_s, "metrics": metrics}
-        with Control(plane, at, keys, **options, parent=parent, tell=_log) as control:
+        with ControlServer(plane, at, keys, **options, parent=parent, log=_log) as control:
             try:
                 _announce(args, control)
                 while True:
                     time.sleep(3600)
             except _Stopped:
-                _print_last(f"stopped; {_closing_words(control)}")
+                _print_last(f"stopped; {_closing_line(control)}")
                 return 0
             except KeyboardInterrupt:
-                _print_last(f"interrupted; {_closing_words(control)}")
+                _print_last(f"interrupted; {_closing_line(control)}")
                 return 130
 
 
@@ -192,7 +193,7 @@ def _parent(args: argparse.Namespace) -> Parent | None:
             "--parent is for --plane user; the kernel plane can be above such aggregators, not below"
         )
     from tacit.aggregator.addresses import PORT, parse_address
-    from tacit.aggregator.parent import Parent
+    from tacit.aggregator.control.parent import Parent
 
     rack, _, racks = args.rack.partition("/")
     if not rack.isdecimal() or not racks.isdecimal():
@@ -212,7 +213,7 @@ def _plane(args: argparse.Namespace, listen: Address) -> AnyPlane:
     if args.plane == "user":
         if args.interfaces:
             raise ConfigError("--interfaces is for --plane kernel; the user plane serves all of them")
-        from tacit.aggregator.user_plane import UserPlane
+        from tacit.aggregator.planes.user_plane import UserPlane
 
         return UserPlane(listen, slots=args.slots, threads=args.threads)
     if not args.interfaces:
@@ -220,7 +221,7 @@ def _plane(args: argparse.Namespace, listen: Address) -> AnyPlane:
             "--plane kernel needs --interfaces, the ports that ranks are behind, such as eth1,eth2"
         )
     try:
-        from tacit.aggregator.kernel_plane import KernelPlane
+        from tacit.aggregator.planes.kernel_plane import KernelPlane
     except ImportError as cause:
         raise ConfigError(f"the kernel plane is not in this build ({cause}); use --plane user") from cause
     interfaces = [name.strip() for name in args.interfaces.split(",") if name.strip()]
@@ -228,27 +229,27 @@ def _plane(args: argparse.Namespace, listen: Address) -> AnyPlane:
     return plane
 
 
-def _announce(args: argparse.Namespace, control: Control) -> None:
+def _announce(args: argparse.Namespace, control: ControlServer) -> None:
     from tacit.aggregator.addresses import address_text
 
-    now = control.reading()
-    told = {
+    now = control.status()
+    values = {
         "plane": args.plane,
         "listen": address_text(control.address),
         "slots": now.slots,
         "share": now.share,
     }
-    told["parent"] = f"{args.parent}, rack {args.rack}" if args.parent else None
-    told["metrics"] = (
+    values["parent"] = f"{args.parent}, rack {args.rack}" if args.parent else None
+    values["metrics"] = (
         f"http://{address_text(control.metrics_address)}/metrics" if control.metrics_address else None
     )
     if args.json:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(values), flush=True)
         return
-    metrics = f", metrics at {told['metrics']}" if told["metrics"] else ""
-    above = f", below {told['parent']}" if told["parent"] else ""
+    metrics = f", metrics at {values['metrics']}" if values["metrics"] else ""
+    above = f", below {values['parent']}" if values["parent"] else ""
     print(
-        f"the {args.plane} plane serves at {told['listen']} (UDP packets, TCP control){metrics}{above}: "
+        f"the {args.plane} plane serves at {values['listen']} (UDP packets, TCP control){metrics}{above}: "
         f"{now.slots} slots, up to {now.share} a job; Ctrl-C ends it",
         flush=True,
     )
@@ -267,15 +268,15 @@ def _write(text: str) -> None:
 
 def _print_last(sentence: str) -> None:
     """Standard error may be closed, full or unread; that is no reason not to end, nor to end otherwise."""
-    from tacit.aggregator.notices import Notices
+    from tacit.aggregator.control.notices import Notices
 
     with closing(Notices(lambda text: _write(f"{text}\n"))) as notices:
         notices.add(f"tacit: {sentence}")
 
 
-def _closing_words(control: Control) -> str:
-    now = control.reading()
-    control.close()  # which has its own to say about jobs that still run
+def _closing_line(control: ControlServer) -> str:
+    now = control.status()
+    control.close()  # logs the jobs that still run
     return (
         f"jobs served: {now.admitted}, chunks summed: {now.counts['completed']}, ranks lost: {now.lost_ranks}"
     )
@@ -284,7 +285,7 @@ def _closing_words(control: Control) -> str:
 def _keys(file: Path | None) -> list[str]:
     """The secrets, from the file or the environment: never from the command line, which everybody on the machine can read."""
     if file is None:
-        found = [os.environ[SECRET]] if os.environ.get(SECRET) else []
+        found = [secret] if (secret := environment.aggregator_secret()) else []
     else:
         try:
             others = file.stat().st_mode & 0o007
@@ -313,7 +314,7 @@ def _free(listen: Address) -> Address:
         return listen
     for _ in range(64):
         with (
-            suppress(OSError),  # of the host, too: the plane says it better
+            suppress(OSError),  # of the host, too: the plane raises the better error
             socket.create_server((host, 0)) as tcp,
             socket.socket(type=socket.SOCK_DGRAM) as udp,
         ):
@@ -344,13 +345,13 @@ def _allow_files() -> None:
 
 def _status(args: argparse.Namespace) -> int:
     from tacit.aggregator.addresses import PORT, parse_address
-    from tacit.aggregator.reader import Reader
+    from tacit.aggregator.control.status import StatusClient
     from tacit.units import parse_time
 
     over_s = parse_time(args.over)
     if not 0 < over_s <= 60:
         raise ConfigError(f"--over {args.over}: a time up to 60s")
-    with Reader(parse_address(args.at, port=PORT), (_keys(args.key_file) or [""])[0]) as reader:
+    with StatusClient(parse_address(args.at, port=PORT), (_keys(args.key_file) or [""])[0]) as reader:
         earlier = reader.read()
         while True:
             time.sleep(over_s)
@@ -363,24 +364,24 @@ def _status(args: argparse.Namespace) -> int:
                 return 0
 
 
-def _print_json(now: Reading, earlier: Reading) -> None:
-    from tacit.aggregator.diagnosis import diagnose, rates
+def _print_json(now: AggregatorStatus, earlier: AggregatorStatus) -> None:
+    from tacit.aggregator.control.diagnosis import diagnose, rates
 
     findings = diagnose(now, earlier)
-    told = {
+    values = {
         "well": all(f.well for f in findings),
         "diagnosis": [f.sentence for f in findings],
         **now.as_dict(),
     }
-    for job, of_job in zip(now.jobs, told["jobs"], strict=True):
+    for job, of_job in zip(now.jobs, values["jobs"], strict=True):
         moving = rates(job, earlier)
         of_job["rates"] = moving and asdict(moving)
-    print(json.dumps(told), flush=True)
+    print(json.dumps(values), flush=True)
 
 
-def _print(now: Reading, earlier: Reading) -> None:
+def _print(now: AggregatorStatus, earlier: AggregatorStatus) -> None:
     from tacit.aggregator.addresses import address_text
-    from tacit.aggregator.diagnosis import diagnose
+    from tacit.aggregator.control.diagnosis import diagnose
     from tacit.units import time_text
 
     console = _console()
@@ -398,10 +399,10 @@ def _print(now: Reading, earlier: Reading) -> None:
             console.print(table)
 
 
-def _jobs_table(now: Reading, earlier: Reading) -> Table:
+def _jobs_table(now: AggregatorStatus, earlier: AggregatorStatus) -> Table:
     from rich.table import Table
 
-    from tacit.aggregator.diagnosis import rates
+    from tacit.aggregator.control.diagnosis import rates
 
     table = Table("job", "state", "ranks", "slots", "lanes", "in", "out", "chunks/s", "chunks", "unfinished")
     for job in now.jobs:
@@ -424,7 +425,7 @@ def _jobs_table(now: Reading, earlier: Reading) -> Table:
     return table
 
 
-def _ranks_table(now: Reading) -> Table:
+def _ranks_table(now: AggregatorStatus) -> Table:
     from rich.table import Table
 
     from tacit.aggregator.addresses import address_text
@@ -442,12 +443,12 @@ def _ranks_table(now: Reading) -> Table:
     return table
 
 
-def _drops_table(now: Reading) -> Table:
+def _drops_table(now: AggregatorStatus) -> Table:
     from rich.table import Table
 
-    from tacit.aggregator.asker import REASONS
-    from tacit.aggregator.diagnosis import REASON_HINTS
-    from tacit.aggregator.reading import dropped
+    from tacit.aggregator.control.diagnosis import REASON_HINTS
+    from tacit.aggregator.control.protocol import REASONS
+    from tacit.aggregator.control.status import dropped
 
     table = Table("since the start", "count", "meaning")
     for reason, count in dropped(now.counts).items():

@@ -20,6 +20,7 @@ from tacit.cli import demo_network as network
 from tacit.cli.files import recording
 from tacit.demo.facts import CONFIGURATIONS, DEFAULT_TASKS, PLAIN, TASKS
 from tacit.errors import ConfigError
+from tacit.extras import MissingExtraError, require
 from tacit.units import parse_rate
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tacit.records import Record, Recorder
-    from tacit.report import Row
+    from tacit.report import TrainingRow
 
 MAX_RANKS = 64
 MAX_STEPS = 10_000_000
@@ -40,7 +41,7 @@ CAPTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DemoOptions:
     """What the user asked for, checked: every value in it can be run."""
 
     tasks: tuple[str, ...]
@@ -89,22 +90,23 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, prints the tables (or JSON), writes records.jsonl and report.html under --out."""
-    order = check(args)
-    if order.rate:
-        return _on_network(order, order.rate, args.json)
+    options = check(args)
+    if options.rate:
+        return _on_network(options, options.rate, args.json)
 
     from rich.console import Console
 
     from tacit import records
-    from tacit.report import last_run, page, summarise, verdict
+    from tacit.report import last_run, summarise, verdict
+    from tacit.report.pages import page
 
     out = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    path = order.out / "records.jsonl"
+    path = options.out / "records.jsonl"
     with recording(path) as recorder:
-        _train(order, recorder, Console(stderr=True))
-    told = last_run(records.read(path))
-    report = page.write(told, order.out / "report.html")
-    rows = summarise(told)
+        _train(options, recorder, Console(stderr=True))
+    last = last_run(records.read(path))
+    report = page.write(last, options.out / "report.html")
+    rows = summarise(last)
     if args.json:
         listed = [row.as_dict() for of_task in rows.values() for row in of_task]
         print(
@@ -120,31 +122,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _on_network(order: Order, rate: str, as_json: bool) -> int:
+def _on_network(options: DemoOptions, rate: str, as_json: bool) -> int:
     """The lab's way: a network of `rate`, plain DDP with its best bucket size and bf16 beside tacit, and the page."""
     from tacit.cli.lab import perform, show
-    from tacit.report import runs
-    from tacit.report.files import write_all
-    from tacit.report.page import compose
+    from tacit.report.model import runs
+    from tacit.report.pages.files import write_all
+    from tacit.report.pages.page import compose
 
-    planned = network.experiment(order.tasks, order.ranks, rate, order.steps)
-    print(f"tacit: building a network of {order.ranks} machines at {rate}", file=sys.stderr)
-    outcome = perform(planned, order.out, order.command)
-    report = compose(runs.load([order.out]))
-    page = order.out / "report.html"
+    planned = network.experiment(options.tasks, options.ranks, rate, options.steps)
+    print(f"tacit: building a network of {options.ranks} machines at {rate}", file=sys.stderr)
+    outcome = perform(planned, options.out, options.command)
+    report = compose(runs.load([options.out]))
+    page = options.out / "report.html"
     write_all({page: report.html})
-    said = [sentence for sentences in report.verdicts.values() for sentence in sentences]
+    verdicts = [sentence for sentences in report.verdicts.values() for sentence in sentences]
     if as_json:
-        paths = {"records": str(order.out / "records.jsonl"), "report": str(page)}
-        print(json.dumps({"verdict": " ".join(said), **report.as_dict(), **paths}))
+        paths = {"records": str(options.out / "records.jsonl"), "report": str(page)}
+        print(json.dumps({"verdict": " ".join(verdicts), **report.as_dict(), **paths}))
         return 0 if outcome.passed else 1
     show(outcome)
-    print("\n".join(("", *said, "", f"records  {order.out / 'records.jsonl'}", f"report   {page}")))
+    print("\n".join(("", *verdicts, "", f"records  {options.out / 'records.jsonl'}", f"report   {page}")))
     return 0 if outcome.passed else 1
 
 
-def check(args: argparse.Namespace) -> Order:
-    """The order these arguments make; raises `ConfigError` before anything is started or written."""
+def check(args: argparse.Namespace) -> DemoOptions:
+    """The options that these arguments give; raises `ConfigError` before anything is started or written."""
     rate = None if args.loopback else args.rate
     if rate is not None and not 0 < parse_rate(rate) <= MAX_RATE_BPS:
         raise ConfigError(f"--rate {rate}: choose a rate above 0, up to 1Tbit")
@@ -163,16 +165,20 @@ def check(args: argparse.Namespace) -> Order:
             raise ConfigError(f"--tasks: there is no task {name!r}; choose from {', '.join(TASKS)}")
     if args.out.exists() and not args.out.is_dir():
         raise ConfigError(f"--out {args.out}: this is a file; name a folder")
+    require("report")  # before the training, not after it
     if refusal is not None:
         print(f"tacit: {refusal}", file=sys.stderr)
-    return Order(_runnable(tasks), args.ranks, args.steps, args.out, rate)
+    return DemoOptions(_runnable(tasks), args.ranks, args.steps, args.out, rate)
 
 
 def _no_network() -> str | None:
     """Why this user cannot have a network, in one sentence; None: it can be had."""
-    from tacit.lab.machine import check as check_machine
+    from tacit.lab.network.machine import check as check_machine
 
-    machine = check_machine()
+    try:
+        machine = check_machine()
+    except MissingExtraError as cause:
+        return f"{cause}. The demo runs on loopback: bytes saved, no slow link."
     return (
         None if machine.able else f"{machine.verdict} The demo runs on loopback: bytes saved, no slow link."
     )
@@ -193,24 +199,24 @@ def _runnable(tasks: tuple[str, ...]) -> tuple[str, ...]:
     return left
 
 
-def _train(order: Order, recorder: Recorder, console: Console) -> None:
-    """Runs the ranks to their end; records all they say as they say it, and how the run ended."""
+def _train(options: DemoOptions, recorder: Recorder, console: Console) -> None:
+    """Runs the ranks to their end; records their messages as they arrive, and how the run ended."""
     from tacit import launch
     from tacit.records import host_facts
 
-    about = {name: TASKS[name].what for name in order.tasks}
-    recorder.record("start", command=order.command, ranks=order.ranks, tasks=about, host=host_facts())
-    args = ["--tasks", ",".join(order.tasks), *(["--steps", str(order.steps)] if order.steps else [])]
+    about = {name: TASKS[name].what for name in options.tasks}
+    recorder.record("start", command=options.command, ranks=options.ranks, tasks=about, host=host_facts())
+    args = ["--tasks", ",".join(options.tasks), *(["--steps", str(options.steps)] if options.steps else [])]
     outcome = "failed"
     try:
-        with _view(order, console) as view:
+        with _view(options, console) as view:
 
             def on_message(rank: int, message: Record) -> None:
                 recorder.record(**message)
                 view.show(message)
 
             worker = "tacit.demo.worker"
-            launch.run(worker, args, ranks=order.ranks, on_message=on_message, log_dir=order.out / "logs")
+            launch.run(worker, args, ranks=options.ranks, on_message=on_message, log_dir=options.out / "logs")
         outcome = "done"
     except KeyboardInterrupt as interrupt:
         outcome = "interrupted"
@@ -220,13 +226,13 @@ def _train(order: Order, recorder: Recorder, console: Console) -> None:
 
 
 class View(Protocol):
-    """Shows what the ranks say while they train."""
+    """Shows the ranks' messages while they train."""
 
     def show(self, message: Record) -> None: ...
 
 
 @contextmanager
-def _view(order: Order, console: Console) -> Iterator[View]:
+def _view(options: DemoOptions, console: Console) -> Iterator[View]:
     if not console.is_terminal:
         yield Lines(console)
         return
@@ -234,7 +240,7 @@ def _view(order: Order, console: Console) -> Iterator[View]:
 
     columns = (TextColumn("{task.description:<7}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[doing]}"), console=console) as progress:
-        yield Bars(progress, order)
+        yield Bars(progress, options)
 
 
 class Lines:
@@ -246,8 +252,8 @@ class Lines:
 
     def show(self, message: Record) -> None:
         if message["kind"] == "training":
-            told = f"{message['configuration']}: {1e3 * message['step_p50_s']:.1f} ms a step"
-            self._line(f"{message['task']}: {told}, {message['metric']} {message['final']:.4g}")
+            figures = f"{message['configuration']}: {1e3 * message['step_p50_s']:.1f} ms a step"
+            self._line(f"{message['task']}: {figures}, {message['metric']} {message['final']:.4g}")
         elif message["task"] != self.task:
             self.task = message["task"]
             self._line(
@@ -261,9 +267,9 @@ class Lines:
 class Bars:
     """A bar for each task, over its steps; beside it, the loss of plain DDP."""
 
-    def __init__(self, progress: Progress, order: Order) -> None:
+    def __init__(self, progress: Progress, options: DemoOptions) -> None:
         self.progress = progress
-        totals = {name: order.steps or TASKS[name].steps for name in order.tasks}
+        totals = {name: options.steps or TASKS[name].steps for name in options.tasks}
         self.bars = {name: progress.add_task(name, total=n, doing="waiting") for name, n in totals.items()}
 
     def show(self, message: Record) -> None:
@@ -272,11 +278,11 @@ class Bars:
             self.progress.update(self.bars[message["task"]], completed=message["step"], doing=doing)
 
 
-def _table(task: str, rows: list[Row]) -> Table:
+def _table(task: str, rows: list[TrainingRow]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from tacit.report.summary import LINKS, final_text, ratio_text
+    from tacit.report.model.summary import LINKS, final_text, ratio_text
     from tacit.units import size_text, time_text
 
     title = f"{task}: {TASKS[task].what}, {rows[0].ranks} ranks, {rows[0].steps} steps"

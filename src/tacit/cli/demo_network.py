@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from tacit.demo.facts import TASKS
 
 if TYPE_CHECKING:
-    from tacit.lab.experiment import Experiment
+    from tacit.lab.experiments.experiment import Experiment
 
 DEFAULT_TASKS = ("bytes",)
 PEERS = ["fp32", "bf16"]
-STRATEGIES = ["int8 / sharded", "hush / sharded", "int4 / sharded"]
+STRATEGIES = ["int8 / sharded", "hush / sharded", "int4 / sharded", "lowrank(8) / sharded"]
 TIMED_STEPS = 10
 TARGETS = {
     "bytes": 2.6,
@@ -25,7 +25,7 @@ JUDGED = 10  # times in a training
 
 def experiment(tasks: tuple[str, ...], ranks: int, rate: str, steps: int | None) -> Experiment:
     """Step times of every task at `rate`; then its accuracy, which no link changes, on a link that does not delay it."""
-    from tacit.lab.experiment import experiment_from
+    from tacit.lab.experiments.experiment import experiment_from
 
     jobs: list[dict[str, Any]] = []
     for task in tasks:

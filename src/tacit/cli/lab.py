@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -14,15 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit import environment
 from tacit.cli.files import recording
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tacit.lab.experiment import Experiment
-    from tacit.lab.running import Running
-    from tacit.lab.session import Outcome, Tell
+    from tacit.lab.experiments.experiment import Experiment
+    from tacit.lab.experiments.session import OnRecord, SessionOutcome
+    from tacit.lab.network.lab_list import LabEntry
     from tacit.records import Record
 
 FIGURES = ("limits", "timing", "accuracy", "replay_check", "rounds")
@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from tacit.lab.machine import check
+    from tacit.lab.network.machine import check
 
     machine = check()
     if args.json:
-        told = asdict(machine) | {"able": machine.able, "verdict": machine.verdict}
-        print(json.dumps(told, indent=1))
+        values = asdict(machine) | {"able": machine.able, "verdict": machine.verdict}
+        print(json.dumps(values, indent=1))
         return 0 if machine.able else 1
     from rich.table import Table
 
@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tacit.lab import experiment
+    from tacit.lab.experiments import experiment
 
     planned = experiment.read(args.file)
     out: Path = args.out or Path("runs") / planned.name
@@ -127,38 +127,47 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if outcome.passed else 1
 
 
-def perform(planned: Experiment, out: Path, command: str) -> Outcome:
+def perform(planned: Experiment, out: Path, command: str) -> SessionOutcome:
     """Runs an experiment with its progress on stderr; the records of what was seen stay in `out`, however it ends."""
-    from tacit.lab import session
+    from tacit.lab.experiments import session
 
-    with recording(out / "records.jsonl") as recorder, _view() as tell:
+    with recording(out / "records.jsonl") as recorder, _view() as on_record:
         try:
-            return session.run(planned, out=out, recorder=recorder, command=command, tell=tell)
+            return session.run(planned, out=out, recorder=recorder, command=command, on_record=on_record)
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(f"the records so far are in {recorder.path}") from interrupt
 
 
-def _document(outcome: Outcome, out: Path) -> dict[str, Any]:
+def _document(outcome: SessionOutcome, out: Path) -> dict[str, Any]:
     return {
         "passed": outcome.passed,
         "shaped": outcome.shaped,
         "refused": outcome.refused,
-        "results": [record for record in outcome.records if record["kind"] in FIGURES],
+        "results": [r for r in outcome.records if r["kind"] in FIGURES or _is_outside(r)],
         "calibrations": [record for record in outcome.records if record["kind"] == "calibration"],
         "records": str(out / "records.jsonl"),
     }
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: SessionOutcome) -> None:
     """The figures as tables, and what was refused."""
     console = _console()
-    for kind, tell in (("limits", _show_limits), ("timing", _show_timings), ("rounds", _show_rounds)):
+    for kind, show in (("limits", _show_limits), ("timing", _show_timings), ("rounds", _show_rounds)):
         if records := [record for record in outcome.records if record["kind"] == kind]:
-            tell(console, records)
+            show(console, records)
+    for record in filter(_is_outside, outcome.records):
+        console.print(", ".join(f"{key}: {value}" for key, value in record.items()), markup=False)
     for sentence in outcome.refused:
         console.print(f"refused: {sentence}", markup=False, style="red")
     if not outcome.shaped:
         console.print("unshaped: this ran on loopback, so times say nothing about a network.", markup=False)
+
+
+def _is_outside(record: Record) -> bool:
+    """Whether it is a figure of a job that another package adds: a kind that tacit has no type for."""
+    from tacit.record_types import TYPES
+
+    return record["kind"] not in TYPES
 
 
 def _show_limits(console: Console, records: Sequence[Record]) -> None:
@@ -209,8 +218,8 @@ def _show_rounds(console: Console, records: Sequence[Record]) -> None:
     """A table a job and rate: means over the seeds, and how far the farthest seed is from its mean."""
     from rich.table import Table
 
-    from tacit.report.rounds import Over, trials
-    from tacit.report.runs import Run
+    from tacit.report.model.rounds import Over, trials
+    from tacit.report.model.runs import Run
     from tacit.report.text import duration_text
     from tacit.units import size_text
 
@@ -228,7 +237,7 @@ def _show_rounds(console: Console, records: Sequence[Record]) -> None:
         table.add_column("strategy", no_wrap=True)
         for head in ("seeds", first.metric, against, *heads):
             table.add_column(head, justify="right")
-        for rule in trial.rules:
+        for rule in trial.strategies:
             sent, took = rule.over(lambda own: own.nbytes), rule.over(lambda own: own.seconds)
             begun = rule.over(lambda own: own.exchanges)
             table.add_row(
@@ -259,7 +268,7 @@ def _rate(record: Record) -> str:
 
 
 @contextmanager
-def _view() -> Iterator[Tell]:
+def _view() -> Iterator[OnRecord]:
     """Shows on stderr what is being done: a bar on a terminal, a line for each phase otherwise."""
     from rich.console import Console
 
@@ -293,19 +302,19 @@ def _view() -> Iterator[Tell]:
 
 def _warn(message: Record) -> None:
     if message["kind"] == "start" and not message["network"]["shaped"]:
-        said = "this user may not build networks; running on loopback, unshaped (see `tacit lab check`)"
-        print(f"tacit: {said}", file=sys.stderr, flush=True)
+        notice = "this user may not build networks; running on loopback, unshaped (see `tacit lab check`)"
+        print(f"tacit: {notice}", file=sys.stderr, flush=True)
 
 
 # ---- labs that run ----
 
 
 def _shell(args: argparse.Namespace) -> int:
-    from tacit.lab import enter
-    from tacit.lab.lab import unknown_host, up
+    from tacit.lab.network import exec_in_host
+    from tacit.lab.network.lab import unknown_host, up
     from tacit.topology_files import parse_network
 
-    command = [os.environ.get("SHELL", "/bin/sh"), *(["-c", args.command] if args.command else [])]
+    command = [environment.shell(), *(["-c", args.command] if args.command else [])]
     if args.network:
         network = parse_network(args.network)
         if args.host not in network.hosts:
@@ -315,13 +324,13 @@ def _shell(args: argparse.Namespace) -> int:
     found = _chosen(args.lab)
     if args.host not in found.hosts:
         raise ConfigError(unknown_host(args.host, found.hosts))
-    return subprocess.run([*enter.prefix(found.init, args.host), *command]).returncode
+    return subprocess.run([*exec_in_host.prefix(found.init, args.host), *command]).returncode
 
 
 def _list(args: argparse.Namespace) -> int:
-    from tacit.lab import running
+    from tacit.lab.network import lab_list
 
-    labs = running.all_running(running.default_folder())
+    labs = lab_list.all_running(lab_list.default_folder())
     if args.json:
         print(json.dumps([{"id": lab.pid} | asdict(lab) for lab in labs]))
         return 0
@@ -338,16 +347,16 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _clean(args: argparse.Namespace) -> int:
-    from tacit.lab import running
+    from tacit.lab.network import lab_list
 
-    labs = running.all_running(running.default_folder())  # forgets dead ones
+    labs = lab_list.all_running(lab_list.default_folder())  # forgets dead ones
     known = [lab.pid for lab in labs]
     for number in args.ids:
         if number not in known:
             raise ConfigError(f"no lab {number} of this user runs; those that do: {_numbers(labs)}")
     ended = [lab for lab in labs if args.all or lab.pid in args.ids]
     for lab in ended:
-        running.end(lab)
+        lab_list.end(lab)
     left = len(labs) - len(ended)
     print(
         f"{len(ended)} ended, {left} left running" + ("; `tacit lab clean --all` ends them" if left else "")
@@ -355,10 +364,10 @@ def _clean(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(number: int | None) -> Running:
-    from tacit.lab import running
+def _chosen(number: int | None) -> LabEntry:
+    from tacit.lab.network import lab_list
 
-    labs = running.all_running(running.default_folder())
+    labs = lab_list.all_running(lab_list.default_folder())
     if not labs:
         raise ConfigError(
             "no lab of this user runs now; make one with --network 'star(nodes=4, rate=100Mbit)'"
@@ -371,7 +380,7 @@ def _chosen(number: int | None) -> Running:
     return chosen[0]
 
 
-def _numbers(labs: Sequence[Running]) -> str:
+def _numbers(labs: Sequence[LabEntry]) -> str:
     return ", ".join(f"{lab.pid} ({lab.network})" for lab in labs) or "none"
 
 

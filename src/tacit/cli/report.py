@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tacit.report.tables import TableRow
+    from tacit.report.model.tables import TableRow
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,19 +41,19 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, builds, and only then writes: all files or none."""
-    from tacit.report import runs
-    from tacit.report.files import write_all
+    from tacit.report.model import runs
+    from tacit.report.pages.files import write_all
 
     loaded = runs.load(args.runs)
     out = _out(args, [Path(run.path) for run in loaded])
 
-    from tacit.report.page import compose
+    from tacit.report.pages.page import compose
 
     report = compose(loaded)
     files = {out: report.html}
-    told = {**report.as_dict(), "report": str(out)}
+    values = {**report.as_dict(), "report": str(out)}
     if args.json:
-        files[out.with_suffix(".json")] = json.dumps(told, indent=1) + "\n"
+        files[out.with_suffix(".json")] = json.dumps(values, indent=1) + "\n"
     if args.csv:
         files |= {out.with_name(f"{out.stem}-{name}.csv"): _csv(rows) for name, rows in report.tables.items()}
     if args.figures:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     write_all(files)
     for note in (note for run in loaded for note in run.notes):
         print(f"tacit: {note}", file=sys.stderr)
-    print(json.dumps(told) if args.json else _told(report.verdicts, list(files)))
+    print(json.dumps(values) if args.json else _closing_lines(report.verdicts, list(files)))
     return 0
 
 
@@ -101,11 +101,11 @@ def _flat(row: TableRow) -> dict[str, Any]:
     return flat
 
 
-def _told(verdicts: dict[str, list[str]], files: list[Path]) -> str:
-    said = "\n".join(
+def _closing_lines(verdicts: dict[str, list[str]], files: list[Path]) -> str:
+    summary = "\n".join(
         f"{f'{name}: ' if len(verdicts) > 1 else ''}{sentence}"
         for name, sentences in verdicts.items()
         for sentence in sentences
     )
     more = f" (and {len(files) - 1} files more)" if len(files) > 1 else ""
-    return f"{said}\n\nreport   {files[0]}{more}"
+    return f"{summary}\n\nreport   {files[0]}{more}"

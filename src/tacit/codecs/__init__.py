@@ -1,15 +1,17 @@
-"""WHAT is said: one file a method, each a short generator; `CODECS` maps the names of the strategy text to them."""
+"""WHAT is sent: one file a method, each a short generator; `CODECS` maps the names of the strategy text to them."""
 
 from tacit.codecs.blocks import Blocks, Int4, Int8
+from tacit.codecs.by_shape import ByShape
 from tacit.codecs.cast import Bf16, Fp16, Plain
 from tacit.codecs.error_feedback import ErrorFeedback
 from tacit.codecs.hush import Hush
+from tacit.codecs.low_rank import LowRank
 from tacit.codecs.thc import Thc
 from tacit.codecs.topk import TopK
-from tacit.errors import ConfigError
+from tacit.registry import Registry
 from tacit.requests import Codec
 
-CODECS: dict[str, type] = {
+_BUILT_IN: dict[str, type] = {
     "none": Plain,
     "fp16": Fp16,
     "bf16": Bf16,
@@ -18,27 +20,43 @@ CODECS: dict[str, type] = {
     "thc": Thc,
     "hush": Hush,
     "topk": TopK,
+    "lowrank": LowRank,
     "ef": ErrorFeedback,
+    "by_shape": ByShape,
 }
+CODECS: Registry[type] = Registry("codec", "tacit.codecs", _BUILT_IN)
 
 
 def register(name: str, codec: type[Codec]) -> None:
-    """Makes `codec` speakable as `name` in a strategy text; call it before `attach`, on every rank."""
-    if not name.isidentifier() or name in CODECS:
-        problem = "is taken" if name in CODECS else "is no plain word"
-        raise ConfigError(f"codec name {name!r} {problem}; choose another")
-    CODECS[name] = codec
+    """Makes `codec` known as `name` in strategy texts; call it before `attach`, on every rank.
+
+    Args:
+        name: A plain name that no other codec has.
+        codec: What makes the codec, from the options that the text gives.
+
+    Raises:
+        ConfigError: The name is taken by another codec, or cannot stand in a strategy.
+
+    Example:
+        >>> from tacit.strategy import Strategy
+        >>> register("half", Fp16)
+        >>> print(Strategy.parse("every / half"))
+        every / fp16 / allreduce
+    """
+    CODECS.register(name, codec)
 
 
 __all__ = [
     "CODECS",
     "Bf16",
     "Blocks",
+    "ByShape",
     "ErrorFeedback",
     "Fp16",
     "Hush",
     "Int4",
     "Int8",
+    "LowRank",
     "Plain",
     "Thc",
     "TopK",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tacit.codecs.in_torch import kernels
 from tacit.errors import ConfigError
-from tacit.requests import Conversation, Payload, Sum, Total, Traits, Turn, even_cuts
+from tacit.requests import Context, Conversation, Payload, Sum, Total, Traits, even_cuts
 
 _SCALE_NBYTES = 4
 
@@ -87,7 +87,7 @@ class Int8:
         return f"int{self.bits}({options})"
 
     @property
-    def form(self) -> Blocks:
+    def format(self) -> Blocks:
         return Blocks(self.bits, self.block, self.rounding)
 
     @property
@@ -96,13 +96,13 @@ class Int8:
         return Traits(rounds=1, summable=False, unbiased=stochastic, contracting=not stochastic)
 
     def nbytes(self, numel: int) -> int:
-        return self.form.nbytes(numel)
+        return self.format.nbytes(numel)
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
-        form = self.form
-        payload = Payload(form.pack(x.float(), turn.own_seed), form, x.numel())
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        format = self.format
+        payload = Payload(format.pack(x.float(), context.own_seed), format, x.numel())
         total: Total = yield Sum(payload)
-        return total.heard(payload)
+        return total.reduced(payload)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.requests import Conversation, Heard, Payload, Sum, Total, Traits, Turn
+from tacit.requests import Context, Conversation, Dense, Payload, Reduced, Sum, Total, Traits
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Says x as it is, in its own dtype."""
+    """Sends x as it is, in its own dtype."""
 
-    traits = Traits(rounds=1, summable=True, unbiased=True, contracting=True)
+    traits = Traits(rounds=1, summable=True, unbiased=True, contracting=True, exact=True)
+    format = Dense(torch.float32)
 
     def __str__(self) -> str:
         return "none"
@@ -26,10 +27,10 @@ class Plain:
     def nbytes(self, numel: int) -> int:
         return 4 * numel
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
         payload = Payload.dense(x)
         total: Total = yield Sum(payload)
-        return total.heard(payload)
+        return total.reduced(payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Bf16:
     """8 significant bits, float32's range; unlike torch's own hook it runs on the CPU too."""
 
     traits = Traits(rounds=1, summable=True, contracting=True)
+    format = Dense(torch.bfloat16)
 
     def __str__(self) -> str:
         return "bf16"
@@ -44,10 +46,10 @@ class Bf16:
     def nbytes(self, numel: int) -> int:
         return 2 * numel
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
         payload = Payload.dense(x.to(torch.bfloat16))
         total: Total = yield Sum(payload)
-        return Heard(total.value.float(), total.heard(payload).said)
+        return Reduced(total.value.float(), total.reduced(payload).contribution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ class Fp16:
     def nbytes(self, numel: int) -> int:
         return 2 * numel
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
-        payload = Payload.dense((x / turn.world).half())
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        payload = Payload.dense((x / context.world).half())
         total: Total = yield Sum(payload)
-        heard = total.heard(payload)
-        return Heard(total.value.float() * turn.world, lambda: heard.said() * turn.world if heard.said else x)
+        reduced = total.reduced(payload)
+        return Reduced(
+            total.value.float() * context.world,
+            lambda: reduced.contribution() * context.world if reduced.contribution else x,
+        )

@@ -1,12 +1,12 @@
-"""Error feedback (Seide 2014, Karimireddy 2019): what was not said now is said later.
+"""Error feedback (Seide 2014, Karimireddy 2019): what was not sent now is sent later.
 
-    wanted = x + d e;   say C(wanted);   e = wanted - said          d: the decay, 1 unless told
+    wanted = x + d e;   send C(wanted);  e = wanted - sent          d: the decay, 1 by default
 
-A wrapper around any codec. `said` counts what this rank's re-encoding of the sum lost too, so that in a sharded scheme
+A wrapper around any codec. `sent` counts what this rank's re-encoding of the sum lost too, so that in a sharded scheme
 total + remembered = input holds over all ranks, to the last rounding. (A ring of 16-bit floats rounds at every hop, and
 those roundings are nobody's: `ef(bf16)` is therefore sharded by default.)
 
-A decay below 1 forgets what has waited for long: what top-k left unsaid of a model's difference many rounds ago tells of
+A decay below 1 forgets what has waited for long: what top-k left out of a model's difference many rounds ago belongs to
 a place where nobody stands any more. SparseLoCo takes 0.95.
 """
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError, PairingError
-from tacit.requests import Codec, Conversation, Heard, Traits, Turn, as_heard
+from tacit.layout import Layout
+from tacit.requests import Codec, Context, Conversation, Reduced, Traits, as_reduced, declared_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback:
-    """`inner`, with a memory of what it left unsaid; `ef(topk, decay=0.95)`."""
+    """`inner`, with a memory of what it did not send; `ef(topk, decay=0.95)`."""
 
     inner: Codec
     decay: float = 1.0
@@ -31,7 +32,7 @@ class ErrorFeedback:
             raise ConfigError(f"ef({self.inner}): an inner codec is needed, for example ef(int4)")
         if self.inner.traits.remembers:
             raise PairingError(
-                f"ef({self.inner}): {self.inner} already remembers what it left unsaid; write it once"
+                f"ef({self.inner}): {self.inner} already remembers what it did not send; write it once"
             )
         if (
             not isinstance(self.decay, int | float)
@@ -39,7 +40,7 @@ class ErrorFeedback:
             or not 0 <= self.decay <= 1
         ):
             raise ConfigError(
-                f"decay={self.decay}: what stays of the memory in a turn, 0 to 1; the default is 1"
+                f"decay={self.decay}: the part of the memory that a step keeps, 0 to 1; the default is 1"
             )
 
     def __str__(self) -> str:
@@ -52,11 +53,14 @@ class ErrorFeedback:
     def nbytes(self, numel: int) -> int:
         return self.inner.nbytes(numel)
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
-        residual = turn.memory.vector("residual")
+    def nbytes_of(self, layout: Layout) -> int:
+        return declared_nbytes(self.inner, layout)
+
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        residual = context.memory.vector("residual")
         wanted = x + residual if self.decay == 1 else x + self.decay * residual
-        heard: Heard = as_heard((yield from self.inner.reduce(wanted, turn)))
-        left = wanted - heard.said() if heard.said else torch.zeros_like(residual)
-        # a block that held a NaN or infinity was not said; it must not live on in the memory
+        reduced: Reduced = as_reduced((yield from self.inner.reduce(wanted, context)))
+        left = wanted - reduced.contribution() if reduced.contribution else torch.zeros_like(residual)
+        # a block that held a NaN or infinity was not sent; it must not live on in the memory
         residual.copy_(torch.where(left.isfinite(), left, residual))
-        return heard
+        return reduced

@@ -13,7 +13,7 @@ What differs from THC (2302.08545), each measured in docs/decisions/0006-hush.md
   clamped a little instead, so hush is not unbiased: it shrinks by 1 %, more where one rank dwarfs the others);
 - a Lloyd-Max table on the integer grid, rounded to the nearest: half the variance of unbiased rounding;
 - one shared random stream u shifts each rank's grid by d = frac(u + rank/n) - 1/2 steps. The shifts are stratified over
-  ranks, so errors cancel even when all ranks say the same, where nearest rounding alone would not average at all.
+  ranks, so errors cancel even when all ranks send the same, where nearest rounding alone would not average at all.
   Every receiver knows u, and the sum of the d follows from it;
 - the finest table whose sum fits into 8 bits for this world, else 16-bit lanes: nothing wraps.
 
@@ -37,15 +37,15 @@ from tacit.codecs.in_torch import COLUMNS, hush_pieces, kernels
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
 from tacit.requests import (
+    Context,
     Conversation,
-    Heard,
     Lanes,
     Payload,
+    Reduced,
     Sum,
     TableSum,
     Total,
     Traits,
-    Turn,
     seed_of,
     threads_for,
 )
@@ -99,21 +99,20 @@ class Hush:
         rows = hush_pieces(numel)
         return 8 * COLUMNS * len(rows) + COLUMNS * sum(rows) // 2
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
         x = x.float()
-        grid, lanes = grid_for(turn.world)
-        frame = Frame(x.numel(), grid, self.dither, turn.shared_seed)
-        fourth: Total = yield Sum(
-            Payload.dense(frame.norms(x) ** 4), to_all=True
-        )  # doubles: they hold the fourth power of any float
+        grid, lanes = grid_for(context.world)
+        frame = Frame(x.numel(), grid, self.dither, context.shared_seed)
+        # doubles: they hold the fourth power of any float
+        fourth: Total = yield Sum(Payload.dense(frame.norms(x) ** 4), to_all=True, small=True)
         norms = _sqrt(_sqrt(fourth.value / fourth.count))
-        index = frame.encode(x, norms, _place(turn.rank, turn.world))
+        index = frame.encode(x, norms, _place(context.rank, context.world))
         total: Total = yield TableSum(index, grid.table, frame.padded, lanes)
-        heard = range(turn.world) if total.count == turn.world else [turn.rank]
+        present = range(context.world) if total.count == context.world else [context.rank]
         own = TableSum(index, grid.table, frame.padded, Lanes(8, grid.granularity))
-        return Heard(
-            frame.decode(total.value, norms, [_place(rank, turn.world) for rank in heard]),
-            said=lambda: frame.decode(own.look_up(), norms, [_place(turn.rank, turn.world)]),
+        return Reduced(
+            frame.decode(total.value, norms, [_place(rank, context.world) for rank in present]),
+            contribution=lambda: frame.decode(own.look_up(), norms, [_place(context.rank, context.world)]),
         )
 
 
@@ -198,7 +197,7 @@ def _nearest(table: Sequence[int], value: float) -> int:
 
 @lru_cache(maxsize=256)
 def _offsets(grid: Grid, dither: float, places: tuple[int, ...]) -> Tensor:
-    """For each value of the shared stream, what turns a sum of levels into a sum: minus the middles, minus the shifts."""
+    """For each value of the shared stream, what contexts a sum of levels into a sum: minus the middles, minus the shifts."""
     shifts = [sum((u + place) % _STRATA - 7.5 for place in places) for u in range(_STRATA)]
     middle, width = len(places) * grid.granularity / 2, dither / _STRATA
     return torch.tensor([-middle - width * shift for shift in shifts], dtype=torch.float32)

@@ -1,6 +1,7 @@
 """The kernels of tacit._core in plain torch: same signatures, same operations in the same order, same bits.
 
 What a CUDA tensor takes, and the readable twin that the tests hold the C++ against. `kernels(x)` chooses.
+Two exceptions add in torch's own order, and agree to rounding only: `hush_norms`, and the products of low_rank_*.
 Shared randomness comes from a counter-based generator: 32 bits for (seed, index), the same everywhere.
 """
 
@@ -24,6 +25,9 @@ _RUNS = 32  # of equal length in a vector: a piece takes some of its rows from e
 _LEAST_SLICE = 8
 _TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
 _SCALE_NBYTES = 4
+_DEPENDENT = 1e-5  # of its norm: what is left of a row in the span of others is the rounding of float32
+_ROW_KEY = 0x9E3779B97F4A7C15  # between the seeds of two rows
+_FACTOR_KEY = 0xD1B54A32D192ED03  # and of two factors
 _ORDINARY = 2.0**-40, 2.0**60  # norms whose blocks are rotated as they are; see native/rotated.cpp
 
 
@@ -201,7 +205,7 @@ def _by_block(factors: Tensor, segments: list[Tensor]) -> list[Tensor]:
 
 
 def hush_norms(x: Tensor, out: Tensor, threads: int) -> None:
-    """Alone here in summing in an order of its own: not the bits of the C++, but within 1e-6 of them."""
+    """Sums in an order of its own: not the bits of the C++, but within 1e-6 of them."""
     rows = hush_pieces(x.numel())
     segments = _segments(_into_pieces(x, rows), rows) if rows else []
     out.copy_(torch.cat([*(s.double().square().sum(1).sqrt().view(-1) for s in segments), out[:0]]))
@@ -300,3 +304,112 @@ def thc_decode(
         turned = hadamard((part * back.float()).view(-1, block, 1)).reshape(-1)
         parts.append(turned * gain * unit.float())
     out.copy_(_flip(torch.cat(parts), sign_seed)[:numel])
+
+
+# ---- low rank: the matrix x + e, of rows x columns, is about p^T q; `p` is (rank, rows), `q` is (rank, columns) ----
+
+
+def low_rank_left(x: Tensor, e: Tensor, q: Tensor, p: Tensor, threads: int) -> None:
+    if x.numel():
+        p.copy_(_product(q, (x + e).view(p.shape[1], q.shape[1]).T))
+
+
+def low_rank_right(x: Tensor, e: Tensor, p: Tensor, q: Tensor, threads: int) -> None:
+    if x.numel():
+        q.copy_(_product(p, (x + e).view(p.shape[1], q.shape[1])))
+
+
+def low_rank_finish(
+    x: Tensor, e: Tensor, p: Tensor, own: Tensor, total: Tensor, out: Tensor, threads: int
+) -> None:
+    if x.numel():
+        left = (x + e).sub_(_product(p.T, own).view(-1))
+        e.copy_(torch.where(left.isfinite(), left, e))
+        out.copy_(_product(p.T, total).view(-1))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in float32, also where a training runs under autocast: what is sent and what is remembered are to add up."""
+    if a.device.type == "meta":
+        return a @ b
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+def low_rank_orthonormalize(p: Tensor, seed: int) -> int:
+    """Zero on an accelerator, where counting would stop it; dependent rows are replaced there all the same."""
+    rank, length = p.shape
+    if not length:
+        return 0
+    on_cpu = p.device.type == "cpu"
+    finite = p.isfinite().all()
+    rows, done = torch.where(finite, p, 0.0).double(), torch.zeros_like(p, dtype=torch.float64)
+    replaced = max(0, rank - length)
+    for k in range(min(rank, length)):
+        row = _without(rows[k], done[:k])
+        dependent = row.norm() <= _DEPENDENT * rows[k].norm()
+        if not on_cpu or dependent:
+            row = torch.where(dependent, _without(_random_row(seed, k, length, p.device), done[:k]), row)
+        done[k] = (row / row.norm()).float()
+        replaced += on_cpu and bool(dependent)
+    p.copy_(torch.where(finite, done, torch.nan))
+    return replaced if on_cpu and bool(finite) else 0
+
+
+def low_rank_lefts(x: Tensor, e: Tensor, matrices: Tensor, q: Tensor, p: Tensor, threads: int) -> None:
+    """Of many matrices: start, rows, columns and rank of each are a row of `matrices`; their factors lie one behind the other."""
+    for span, left, right in zip(
+        _places(matrices), _factors(p, matrices, 1), _factors(q, matrices, 2), strict=True
+    ):
+        low_rank_left(x[span], e[span], right, left, threads)
+
+
+def low_rank_rights(x: Tensor, e: Tensor, matrices: Tensor, p: Tensor, q: Tensor, threads: int) -> None:
+    for span, left, right in zip(
+        _places(matrices), _factors(p, matrices, 1), _factors(q, matrices, 2), strict=True
+    ):
+        low_rank_right(x[span], e[span], left, right, threads)
+
+
+def low_rank_finishes(
+    x: Tensor, e: Tensor, matrices: Tensor, p: Tensor, own: Tensor, total: Tensor, out: Tensor, threads: int
+) -> None:
+    lefts, owns, totals = _factors(p, matrices, 1), _factors(own, matrices, 2), _factors(total, matrices, 2)
+    for span, left, mine, right in zip(_places(matrices), lefts, owns, totals, strict=True):
+        low_rank_finish(x[span], e[span], left, mine, right, out[span], threads)
+
+
+def low_rank_orthonormalize_all(p: Tensor, shapes: Tensor, seed: int) -> int:
+    """Rank and length of each factor are a row of `shapes`."""
+    sizes = [(rank, length) for rank, length in shapes.tolist()]
+    parts = p.split([rank * length for rank, length in sizes])
+    factors = [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+    return sum(
+        low_rank_orthonormalize(each, (seed + i * _FACTOR_KEY) % 2**64) for i, each in enumerate(factors)
+    )
+
+
+def _places(matrices: Tensor) -> list[slice]:
+    return [slice(start, start + rows * columns) for start, rows, columns, _ in matrices.tolist()]
+
+
+def _factors(flat: Tensor, matrices: Tensor, side: int) -> list[Tensor]:
+    """By matrix, the factor of its rows (side 1) or columns (side 2)."""
+    shapes = [(row[3], row[side]) for row in matrices.tolist()]
+    return [
+        part.view(shape)
+        for part, shape in zip(flat.split([rank * length for rank, length in shapes]), shapes, strict=True)
+    ]
+
+
+def _without(row: Tensor, others: Tensor) -> Tensor:
+    """`row` less its part in the span of `others`, which are orthonormal to float32: taken off twice."""
+    for _ in range(2):
+        row = row - (others @ row) @ others
+    return row
+
+
+def _random_row(seed: int, row: int, length: int, device: torch.device) -> Tensor:
+    """From [-1/2, 1/2), and never 0: a row of one element is to have a direction too."""
+    words = random_words((seed + row * _ROW_KEY) % 2**64, length, device) >> 8
+    return (words.double() + 0.5) * 2.0**-24 - 0.5

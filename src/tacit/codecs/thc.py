@@ -17,14 +17,14 @@ from tacit.codecs.in_torch import kernels, thc_lengths
 from tacit.codecs.tables import clamp_at, stochastic_table
 from tacit.errors import ConfigError
 from tacit.requests import (
+    Context,
     Conversation,
-    Heard,
     Lanes,
     Max,
+    Reduced,
     TableSum,
     Total,
     Traits,
-    Turn,
     seed_of,
     threads_for,
 )
@@ -74,9 +74,8 @@ class Thc:
 
     @property
     def traits(self) -> Traits:
-        contracting = (
-            self.bits > 2
-        )  # with 2 bits, a rank far larger than the others makes all of them round too far
+        # with 2 bits, a rank far larger than the others makes all of them round too far
+        contracting = self.bits > 2
         return Traits(rounds=2, summable=True, contracting=contracting, lanes=Lanes(16, self.granularity))
 
     def nbytes(self, numel: int) -> int:
@@ -85,19 +84,19 @@ class Thc:
             4 if self.bits == 2 else 2
         )  # 3-bit indices travel as nibbles
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
-        x, signs = x.float(), seed_of(turn.shared_seed, "signs")
-        lanes = Lanes(8 if turn.world * self.granularity <= 255 else 16, self.granularity)
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        x, signs = x.float(), seed_of(context.shared_seed, "signs")
+        lanes = Lanes(8 if context.world * self.granularity <= 255 else 16, self.granularity)
         table = self.table + (0,) * (8 if self.bits == 3 else 0)
         padded = sum(thc_lengths(x.numel(), self.slice))
         largest = yield Max(_norms_sent(x, self.slice))
         norms = largest.double() / _SENT
-        index = self.encode(x, norms, signs, turn.own_seed)
+        index = self.encode(x, norms, signs, context.own_seed)
         total: Total = yield TableSum(index, table, padded, lanes)
         own = TableSum(index, table, padded, Lanes(8, self.granularity))
-        return Heard(
+        return Reduced(
             self.decode(total.value, norms, signs, total.count, x.numel()),
-            said=lambda: self.decode(own.look_up(), norms, signs, 1, x.numel()),
+            contribution=lambda: self.decode(own.look_up(), norms, signs, 1, x.numel()),
         )
 
     def encode(self, x: Tensor, norms: Tensor, signs: int, noise: int) -> Tensor:

@@ -2,13 +2,13 @@
 
     said_j = sign(x_j) level(|x_j|)  for the k largest |x_j| of a chunk,  0 for the rest
 
-A chunk says always k of n, so that the payloads of all ranks are of one length:
-- 2^(bits - 1) levels in bfloat16, fitted to the chunk: each is the mean of the |x_j| it stands for, so that `said` shrinks x;
+A chunk always sends k of n, so that the payloads of all ranks are of one length:
+- 2^(bits - 1) levels in bfloat16, fitted to the chunk: each is the mean of the |x_j| it stands for, so that what is sent shrinks x;
 - which k, as Elias and Fano wrote sorted numbers: the low bits of each, then a row of bits that steps through the high parts, a 1
   for a number and a 0 for the next high part. 64 of 4096 take 8 bits each where plain indices take 12;
 - for each of them its sign and its level.
 
-Sparse payloads do not add: everybody hears everybody's, (n - 1) payloads a rank. What is small is not said at all, so it belongs into
+Sparse payloads do not add: every rank receives every other's, (n - 1) payloads. What is small is not sent at all, so it belongs into
 error feedback, `ef(topk)`, and into rounds that are rare. A chunk that holds a NaN or an infinity travels as NaN levels, and all of it
 is NaN for every rank.
 """
@@ -20,9 +20,20 @@ import torch
 from torch import Tensor
 
 from tacit import _core
-from tacit.errors import ConfigError
-from tacit.requests import Conversation, Gather, Heard, Traits, Turn
+from tacit.errors import ConfigError, PairingError
+from tacit.requests import (
+    Codec,
+    Context,
+    Conversation,
+    Dense,
+    Gather,
+    HasFormat,
+    Reduced,
+    Traits,
+    WireFormat,
+)
 
+_BITS = 2
 _FITTING = 8  # Lloyd's steps: 2 levels are then within 1 % of where they settle, for normal, log-normal and t-distributed x
 
 
@@ -31,12 +42,12 @@ class TopK:
     """`topk(share=0.015625, bits=2, chunk=4096)`: 0.16 bits an element."""
 
     share: float = 1 / 64
-    bits: int = 2
+    bits: int = _BITS
     chunk: int = 4096
 
     def __post_init__(self) -> None:
         if not isinstance(self.share, int | float) or isinstance(self.share, bool) or not 0 < self.share <= 1:
-            raise ConfigError(f"share={self.share}: the part that is said, above 0 and at most 1; try 0.0156")
+            raise ConfigError(f"share={self.share}: the part that is sent, above 0 and at most 1; try 0.0156")
         if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 1 <= self.bits <= 4:
             raise ConfigError(f"bits={self.bits}: a sign and up to 3 bits of magnitude, so 1 to 4; try 2")
         if not isinstance(self.chunk, int) or isinstance(self.chunk, bool) or not 2 <= self.chunk <= 2**20:
@@ -49,16 +60,22 @@ class TopK:
     def traits(self) -> Traits:
         return Traits(rounds=1, summable=False, contracting=True)
 
+    def over(self, values: Codec) -> Codec:
+        """`topk > int8`: the same elements, their numbers in the format of another codec."""
+        if self.bits != _BITS:
+            raise ConfigError(f"bits={self.bits}: {values} writes the numbers; leave bits out")
+        return TopKValues(self, values)
+
     def nbytes(self, numel: int) -> int:
         return sum(rows.nbytes for rows in self.rows(numel))
 
-    def reduce(self, x: Tensor, turn: Turn) -> Conversation:
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
         own = self.pack(x.float())
         payloads: list[Tensor] = yield Gather(own)
         total = torch.zeros_like(x, dtype=torch.float32)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Heard(total, said=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
 
     def rows(self, numel: int) -> "list[Rows]":
         """The chunks of `numel` elements: the whole ones, and what is left as a shorter one."""
@@ -67,23 +84,93 @@ class TopK:
         return [Rows(count, length, max(1, round(self.share * length)), self.bits) for count, length in cut]
 
     def pack(self, x: Tensor) -> Tensor:
-        """What is said of x, as bytes."""
-        parts = [rows.pack(part).view(-1) for rows, part in self._cut(x)]
+        """What is sent of x, as bytes."""
+        parts = [rows.pack(part).view(-1) for rows, part in self.cut(x)]
         return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8)
 
     def unpack_add(self, payload: Tensor, out: Tensor) -> Tensor:
-        """out += what `payload` says; `out` itself."""
+        """out += what `payload` holds; `out` itself."""
         at = 0
-        for rows, part in self._cut(out):
+        for rows, part in self.cut(out):
             rows.unpack_add(payload[at : at + rows.nbytes].view(rows.count, -1), part)
             at += rows.nbytes
         return out
 
-    def _cut(self, x: Tensor) -> "Iterator[tuple[Rows, Tensor]]":
+    def cut(self, x: Tensor) -> "Iterator[tuple[Rows, Tensor]]":
+        """The chunks of x, those of one length together, as rows."""
         at = 0
         for rows in self.rows(x.numel()):
             yield rows, x[at : at + rows.count * rows.length].view(rows.count, rows.length)
             at += rows.count * rows.length
+
+
+@dataclass(frozen=True, slots=True)
+class TopKValues:
+    """`topk(0.01) > int8`: the indices of `picked`, a row of bytes for each chunk, then all numbers in the format of `values`.
+
+    In torch on every device. A NaN or an infinity stays in the numbers, as the format writes it.
+    """
+
+    picked: TopK
+    values: Codec
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, HasFormat):
+            raise PairingError(
+                f"topk > {self.values}: {self.values} has no format for single numbers; write topk > int8, int4, bf16 or none"
+            )
+
+    def __str__(self) -> str:
+        return f"topk(share={self.picked.share}, chunk={self.picked.chunk}) > {self.values}"
+
+    @property
+    def _format(self) -> WireFormat:
+        assert isinstance(self.values, HasFormat)
+        return self.values.format
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(rounds=1, summable=False, contracting=self.values.traits.contracting)
+
+    def nbytes(self, numel: int) -> int:
+        rows = self.picked.rows(numel)
+        kept = sum(each.count * each.kept for each in rows)
+        return sum(each.count * (each.index_nbits + 7 >> 3) for each in rows) + self._format.nbytes(kept)
+
+    def reduce(self, x: Tensor, context: Context) -> Conversation:
+        own = self.pack(x.float(), context.own_seed)
+        payloads: list[Tensor] = yield Gather(own)
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for payload in payloads:
+            self.unpack_add(payload, total)
+        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+
+    def pack(self, x: Tensor, seed: int) -> Tensor:
+        written, numbers = [], [x.new_empty(0)]
+        for rows, part in self.picked.cut(x):
+            index = rows.largest(part)
+            written.append(to_bytes(rows.index_bits(index)).view(-1))
+            numbers.append(part.gather(1, index).view(-1))
+        return torch.cat([*written, self._format.pack(torch.cat(numbers), seed).view(torch.uint8)])
+
+    def unpack_add(self, payload: Tensor, out: Tensor) -> Tensor:
+        """out += what `payload` holds; `out` itself."""
+        cut, at, indices = list(self.picked.cut(out)), 0, []
+        for rows, _ in cut:
+            nbytes = rows.count * (rows.index_nbits + 7 >> 3)
+            indices.append(rows.index_of(of_bytes(payload[at : at + nbytes].view(rows.count, -1))))
+            at += nbytes
+        sizes = [index.numel() for index in indices]
+        numbers = torch.zeros(sum(sizes), device=out.device)
+        self._format.unpack_add(_typed(payload[at:], self._format), numbers)
+        for (_, part), index, number in zip(cut, indices, numbers.split(sizes), strict=True):
+            part.scatter_add_(1, index, number.view_as(index))
+        return out
+
+
+def _typed(data: Tensor, format: WireFormat) -> Tensor:
+    """A payload's bytes as the format packed them."""
+    return data.clone().view(format.dtype) if isinstance(format, Dense) else data
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +193,20 @@ class Rows:
 
     @property
     def high(self) -> int:
-        """The bits that tell the high parts of all indices."""
-        return self._index_nbits(self.low) - self.kept * self.low
+        """The bits that encode the high parts of all indices."""
+        return self.index_nbits - self.kept * self.low
+
+    @property
+    def index_nbits(self) -> int:
+        """The bits of a row's indices."""
+        return self._index_nbits(self.low)
 
     def _index_nbits(self, low: int) -> int:
         return self.kept * (low + 1) + (self.length - 1 >> low)
 
     @property
     def nbytes(self) -> int:
-        nbits = self._index_nbits(self.low) + self.kept * self.bits
+        nbits = self.index_nbits + self.kept * self.bits
         return self.count * (2 * self.levels + (nbits + 7) // 8)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -126,7 +218,7 @@ class Rows:
         return out
 
     def unpack_add(self, data: Tensor, out: Tensor) -> None:
-        """out += what the rows of `data` say; `out` is contiguous, as `data` is."""
+        """out += what the rows of `data` hold; `out` is contiguous, as `data` is."""
         if out.device.type != "cpu":
             self.unpack_add_in_torch(data, out)
         else:
@@ -136,16 +228,13 @@ class Rows:
 
     def pack_in_torch(self, x: Tensor) -> Tensor:
         """For other devices, and the twin of the C++ in the tests. Of equal ones another may be picked."""
-        index = x.abs().topk(self.kept, dim=1, sorted=False).indices.sort(dim=1).values
+        index = self.largest(x)
         picked = x.gather(1, index)
         levels = fitted(picked.abs(), self.levels).bfloat16()
         # topk counts a NaN as the largest, so one that is not finite has been picked
         levels = levels.masked_fill(~picked.isfinite().all(1, keepdim=True), torch.nan)
         code = nearest(picked.abs(), levels.float()) << 1 | (picked < 0)
-        place = torch.arange(self.kept, device=x.device)
-        high = torch.zeros(len(x), self.high, dtype=torch.uint8, device=x.device)
-        high.scatter_(1, (index >> self.low) + place, 1)
-        written = torch.cat([to_bits(index, self.low), high, to_bits(code, self.bits)], dim=1)
+        written = torch.cat([self.index_bits(index), to_bits(code, self.bits)], dim=1)
         return torch.cat([levels.view(torch.uint8), to_bytes(written)], dim=1)
 
     def unpack_add_in_torch(self, data: Tensor, out: Tensor) -> None:
@@ -156,20 +245,35 @@ class Rows:
             .float()
         )
         written = of_bytes(data[:, 2 * self.levels :])
-        sizes = [self.kept * self.low, self.high, self.kept * self.bits]
-        low, high, code = written[:, : sum(sizes)].split(sizes, dim=1)
-        place = torch.arange(self.kept, device=data.device)
-        ones = high.sort(dim=1, descending=True, stable=True).indices[:, : self.kept]
-        index = (ones - place << self.low) | of_bits(low, self.kept)
-        wrong = (
-            (high.sum(1) != self.kept).any() | (index >= self.length).any() | (index.diff(dim=1) <= 0).any()
-        )
-        if data.device.type != "meta" and wrong.item():  # a GPU would not survive it
-            raise ValueError("a row names elements that are not there, or not in order")
-        codes = of_bits(code, self.kept)
+        index, code = self.index_of(written), written[:, self.index_nbits :]
+        codes = of_bits(code[:, : self.kept * self.bits], self.kept)
         value = levels.gather(1, codes >> 1) * (1 - 2 * (codes & 1))
         out.scatter_(1, index, out.gather(1, index) + value)
         out.masked_fill_(~levels.isfinite().all(1, keepdim=True), torch.nan)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Which elements of every row are sent, in order."""
+        return x.abs().topk(self.kept, dim=1, sorted=False).indices.sort(dim=1).values
+
+    def index_bits(self, index: Tensor) -> Tensor:
+        """The low parts and the high parts of every row's indices, a bit an element."""
+        place = torch.arange(self.kept, device=index.device)
+        high = torch.zeros(len(index), self.high, dtype=torch.uint8, device=index.device)
+        high.scatter_(1, (index >> self.low) + place, 1)
+        return torch.cat([to_bits(index, self.low), high], dim=1)
+
+    def index_of(self, bits: Tensor) -> Tensor:
+        """The indices that `index_bits` wrote at the beginning of every row; ValueError if they are none."""
+        low, high = bits[:, : self.index_nbits].split([self.kept * self.low, self.high], dim=1)
+        place = torch.arange(self.kept, device=bits.device)
+        ones = high.sort(dim=1, descending=True, stable=True).indices[:, : self.kept]
+        index: Tensor = (ones - place << self.low) | of_bits(low, self.kept)
+        wrong = (
+            (high.sum(1) != self.kept).any() | (index >= self.length).any() | (index.diff(dim=1) <= 0).any()
+        )
+        if bits.device.type != "meta" and wrong.item():  # a GPU would not survive it
+            raise ValueError("a row names elements that are not there, or not in order")
+        return index
 
 
 def fitted(size: Tensor, count: int) -> Tensor:

@@ -22,7 +22,7 @@ FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # where Debian's dataset-fa
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """A task as the tables name it. `higher_is_better` says how to read its metric."""
+    """A task as the tables name it. `higher_is_better` is how its metric is read."""
 
     name: str
     what: str
@@ -43,11 +43,6 @@ TASKS = {
         TaskFacts("fashion_mlp", "MLP on Fashion-MNIST", "test accuracy", True, 1400),
     )
 }
-
-
-def sent_is(configuration: str) -> str:
-    """How its bytes are known. An all-reduce is the process group's own: tacit, too, books what a ring would send."""
-    return "computed" if configuration == PLAIN or configuration.endswith("/ allreduce") else "counted"
 
 
 def ring_allreduce_nbytes(nbytes: int, ranks: int) -> float:

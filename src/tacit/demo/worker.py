@@ -23,14 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 import tacit
-from tacit.demo.facts import PLAIN, SEED, STRATEGIES, TASKS, ring_allreduce_nbytes, sent_is
+from tacit.demo.description import described, sent_is
+from tacit.demo.facts import PLAIN, SEED, STRATEGIES, TASKS, ring_allreduce_nbytes
 from tacit.demo.tasks import BUCKET_MB, BUILDERS, WARMUP_STEPS, Batch, Task, learning_rates
 
 PROGRESS_S = 1.0
 
 
 @dataclass(slots=True)
-class Training:
+class DemoTraining:
     """One configuration in training on this rank, and what was seen of it so far."""
 
     configuration: str
@@ -98,7 +99,7 @@ def _run(name: str, steps: int, configurations: list[str], seed: int) -> None:
         _say("training", seed=seed, **_result(name, task, training, baseline=trainings[0]))
 
 
-def _begin(task: Task, configuration: str, seed: int, steps: int) -> Training:
+def _begin(task: Task, configuration: str, seed: int, steps: int) -> DemoTraining:
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MB)
     optimizer = task.optimizer(model)
@@ -106,11 +107,12 @@ def _begin(task: Task, configuration: str, seed: int, steps: int) -> Training:
     if configuration != PLAIN:
         # Cut as plain DDP cuts the model, so that both overlap alike.
         handle = tacit.attach(model, optimizer, configuration, bucket=f"{BUCKET_MB}MiB")
-    return Training(configuration, model, optimizer, learning_rates(optimizer, steps), handle)
+    return DemoTraining(configuration, model, optimizer, learning_rates(optimizer, steps), handle)
 
 
-def _result(name: str, task: Task, training: Training, baseline: Training) -> dict[str, Any]:
+def _result(name: str, task: Task, training: DemoTraining, baseline: DemoTraining) -> dict[str, Any]:
     """A training as a record: medians over its steps, losses averaged over the ranks, the metric at its end."""
+    strategy = training.handle.strategy if training.handle else None
     steps = len(training.losses)
     skip = min(WARMUP_STEPS, steps - 1)
     timed, paired = training.step_s[skip:], zip(training.step_s[skip:], baseline.step_s[skip:], strict=True)
@@ -118,6 +120,8 @@ def _result(name: str, task: Task, training: Training, baseline: Training) -> di
     return {
         "task": name,
         "configuration": training.configuration,
+        "baseline": training is baseline,
+        **described(strategy),
         "ranks": dist.get_world_size(),
         "steps": steps,
         "parameters": parameters.numel(),
@@ -126,7 +130,7 @@ def _result(name: str, task: Task, training: Training, baseline: Training) -> di
         "step_ratio": median(mine / other for mine, other in paired),
         "step_n": len(timed),
         "sent_nbytes_a_step": _mean_over_ranks([training.sent_nbytes()])[0] / steps,
-        "sent_is": sent_is(training.configuration),
+        "sent_is": sent_is(strategy),
         "loss": _mean_over_ranks(training.losses),
         "metric": TASKS[name].metric,
         "higher_is_better": TASKS[name].higher_is_better,

@@ -1,4 +1,4 @@
-"""Messages between two peers: a kind, a few words as JSON, and bytes, over TCP, each proved, with a deadline for each move.
+"""Messages between two peers: a kind, a few header fields as JSON, and a payload, over TCP, each authenticated, with a deadline for each transfer.
 
     called -> caller   magic, nonce               as soon as it accepts
     caller -> called   nonce, message, proof      its first message, of at most 16 kB
@@ -30,11 +30,11 @@ from tacit.errors import TransportError
 
 _MAGIC = b"tgs3"
 _NONCE = 16
-_HEAD = struct.Struct("<BHQ")  # kind, bytes of words, bytes of payload
+_HEAD = struct.Struct("<BHQ")  # kind, bytes of fields, bytes of payload
 _PROOF = 16
 _PIECE = 1 << 18  # bytes that are hashed and sent at a time
-MOST_WORDS = (1 << 16) - 1
-MOST_FIRST_WORDS = 1 << 14  # before anything is proved; then there is no payload either
+MOST_FIELDS = (1 << 16) - 1  # bytes, as JSON
+MOST_FIRST_FIELDS = 1 << 14  # before anything is proved; then there is no payload either
 SILENCE_S = 10.0  # not a byte moved, either way
 MOST_SILENCE_S = 60.0  # where much may be computed in between
 CALL, READY, BUSY, SWAP, PREPARED, COMMIT, DONE, OUTCOME, GET, MODEL = range(10)
@@ -49,47 +49,47 @@ class PeerError(TransportError):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PeerFrame:
     kind: int
-    words: dict[str, Any]
+    fields: dict[str, Any]
     payload: memoryview
 
 
-class Talk:
+class Connection:
     """One connection. Every call takes a deadline, in time.monotonic() seconds; `sent_nbytes` counts payloads.
 
     `called` is the incarnation of the rank that was called; `serving` is that rank's side.
     """
 
     def __init__(
-        self, connection: socket.socket, most_payload: int, *, secret: str, called: str, serving: bool = False
+        self, sock: socket.socket, most_payload: int, *, secret: str, called: str, serving: bool = False
     ) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._most = connection, most_payload
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._most = sock, most_payload
         self._secret, self._called, self._serving = secret, called, serving
         self._nonce = secrets.token_bytes(_NONCE)
         self._proofs: Proofs | None = None
         self.proved = False  # whether the other side has shown that it knows the secret
         self.sent_nbytes = 0
         self.silence_s = SILENCE_S
-        close_in_children(connection)
+        close_in_children(sock)
         if serving:
             with suppress(OSError):  # it has gone already, as the first read will find
-                connection.send(_MAGIC + self._nonce)
+                sock.send(_MAGIC + self._nonce)
 
-    def allow(self, patience_s: float) -> None:
+    def allow(self, timeout_s: float) -> None:
         """A meeting of large models, which may take this long, may be silent for longer: both compute before they send."""
-        self.silence_s = max(SILENCE_S, min(MOST_SILENCE_S, patience_s / 4))
+        self.silence_s = max(SILENCE_S, min(MOST_SILENCE_S, timeout_s / 4))
 
-    def send(self, kind: int, words: dict[str, Any], deadline: float, *payload: Any) -> None:
+    def send(self, kind: int, fields: dict[str, Any], deadline: float, *payload: Any) -> None:
         """`payload` are buffers of bytes, sent one after another; none is copied."""
         views = [memoryview(part) for part in payload if len(part)]
         nbytes = sum(len(view) for view in views)
         opening, proofs = self._opened(deadline)
-        text = json.dumps(words, separators=(",", ":")).encode() if words else b""
-        if len(text) > MOST_WORDS:
-            raise PeerError(f"a message with {len(text)} bytes of words is too long")
+        text = json.dumps(fields, separators=(",", ":")).encode() if fields else b""
+        if len(text) > MOST_FIELDS:
+            raise PeerError(f"a message with {len(text)} bytes of fields is too long")
         head, made = _HEAD.pack(kind, len(text), nbytes) + text, proofs.sending()
         made.update(head)
         out, held = [memoryview(opening + head)], 0
@@ -105,7 +105,7 @@ class Talk:
         self._move([*out, memoryview(made.digest()[:_PROOF])], _NOTHING, deadline)
         self.sent_nbytes += nbytes
 
-    def receive(self, deadline: float) -> Frame:
+    def receive(self, deadline: float) -> PeerFrame:
         opening = 0 if self._proofs else _NONCE
         if opening and not self._serving:
             self._opened(deadline)
@@ -115,26 +115,27 @@ class Talk:
             self._proofs = self._keyed(self._nonce, bytes(head[:opening]))
         assert self._proofs is not None
         made, head = self._proofs.receiving(), head[opening:]
-        kind, words, nbytes = _HEAD.unpack(head)
+        kind, fields_nbytes, nbytes = _HEAD.unpack(head)
         stranger = self._serving and not self.proved
-        if words > (MOST_FIRST_WORDS if stranger else MOST_WORDS) or nbytes > (0 if stranger else self._most):
-            raise PeerError(f"a peer's message of {words} + {nbytes} bytes is too long", "long")
+        most_fields, most_nbytes = (MOST_FIRST_FIELDS, 0) if stranger else (MOST_FIELDS, self._most)
+        if fields_nbytes > most_fields or nbytes > most_nbytes:
+            raise PeerError(f"a peer's message of {fields_nbytes} + {nbytes} bytes is too long", "long")
         made.update(head)
-        body = memoryview(bytearray(words + nbytes))
+        body = memoryview(bytearray(fields_nbytes + nbytes))
         for at in range(0, len(body), _PIECE):
             piece = body[at : at + _PIECE]
             self._move([], piece, deadline)
             made.update(piece)
         self._accept(made, deadline)
         try:
-            said = json.loads(bytes(body[:words]) or b"{}")
+            fields = json.loads(bytes(body[:fields_nbytes]) or b"{}")
         except (ValueError, RecursionError) as cause:
-            raise PeerError("a peer's words cannot be read", "malformed") from cause
-        if not isinstance(said, dict):
-            raise PeerError("a peer's words cannot be read", "malformed")
-        return Frame(kind, said, body[words:])
+            raise PeerError("a peer's fields cannot be read", "malformed") from cause
+        if not isinstance(fields, dict):
+            raise PeerError("a peer's fields cannot be read", "malformed")
+        return PeerFrame(kind, fields, body[fields_nbytes:])
 
-    def expect(self, kind: int, deadline: float) -> Frame:
+    def expect(self, kind: int, deadline: float) -> PeerFrame:
         frame = self.receive(deadline)
         if frame.kind != kind:
             raise PeerError(f"a peer sent {frame.kind} where {kind} was due")
@@ -147,14 +148,14 @@ class Talk:
         ours, theirs = proofs.sending(), proofs.receiving()
         for part in (head, view):
             ours.update(part)
-        told = memoryview(bytearray(_HEAD.size + len(view)))
-        self._move([memoryview(head), view, memoryview(ours.digest()[:_PROOF])], told, deadline)
-        if told[: _HEAD.size] != head:
+        received = memoryview(bytearray(_HEAD.size + len(view)))
+        self._move([memoryview(head), view, memoryview(ours.digest()[:_PROOF])], received, deadline)
+        if received[: _HEAD.size] != head:
             raise PeerError("a peer's part of a swap is of another length", "malformed")
-        theirs.update(told)
+        theirs.update(received)
         self._accept(theirs, deadline)
         self.sent_nbytes += len(view)
-        return told[_HEAD.size :]
+        return received[_HEAD.size :]
 
     def close(self) -> None:
         with suppress(OSError):
@@ -240,14 +241,14 @@ def _after(out: list[memoryview], sent: int) -> list[memoryview]:
 # ---- processes that are forked beside a rank, such as a DataLoader's workers
 
 
-def close_in_children(connection: socket.socket) -> None:
+def close_in_children(sock: socket.socket) -> None:
     """A forked process must not keep a rank's sockets open: its peers would wait for an end that does not come."""
-    _OPEN.add(connection)
+    _OPEN.add(sock)
 
 
 def _forked() -> None:
-    for connection in list(_OPEN):
-        connection.close()  # without shutdown(): the connection is the parent's
+    for sock in list(_OPEN):
+        sock.close()  # without shutdown(): the connection is the parent's
 
 
 _OPEN: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()

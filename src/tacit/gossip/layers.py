@@ -1,4 +1,4 @@
-"""A flat model by layers, so that two that meet can speak of some of them only: the parameters of one module are a layer."""
+"""A flat model by layers, so that two ranks can exchange some of them only: the parameters of one module are a layer."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,17 +49,17 @@ class Layers:
         """What pick() has put together, layer by layer."""
         return torch.split(part, [self.sizes[layer] for layer in self.numbers(chosen)])
 
-    def tell(self, chosen: Chosen) -> str | None:
-        """For a peer: a bit a layer, so that a thousand of them are 250 letters."""
+    def encode(self, chosen: Chosen) -> str | None:
+        """As it is sent to a peer: a bit a layer in hexadecimal, so that a thousand layers are 250 characters."""
         return None if chosen is None else f"{sum(1 << layer for layer in chosen):x}"
 
-    def read(self, told: str | None) -> Chosen:
-        """What a peer has told; ValueError or TypeError where it cannot mean this model."""
-        if told is None:
+    def decode(self, text: str | None) -> Chosen:
+        """The layers that a peer has sent; ValueError or TypeError where they cannot be this model's."""
+        if text is None:
             return None
-        bits = int(told, 16)
+        bits = int(text, 16)
         if not 0 < bits < 1 << len(self.sizes):
-            raise ValueError(f"{told!r} are no layers of a model that has {len(self.sizes)}")
+            raise ValueError(f"{text!r} are no layers of a model that has {len(self.sizes)}")
         return tuple(layer for layer in range(len(self.sizes)) if bits >> layer & 1)
 
     @property

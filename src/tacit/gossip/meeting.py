@@ -2,11 +2,11 @@
 
 Both hold the same reference r (what they agreed on when they last met). With any codec, in a world of two:
 
-    said   x = w - r,    heard   t = the sum of what both said
+    sent   x = w - r,    sum    t = the sum of both
     middle m = r + t / 2,    w <- w + m - (r + own share of t),    r <- m
 
 Shares add up to the total, so what one gains the other loses and the mean of all models stays, whatever the codec lost. What a
-rank did not manage to say stays in its model: it is said the next time. Without a codec that loses (`none`), w <- (w_i + w_j) / 2.
+codec did not send stays in its rank's model, and is sent the next time. Without a codec that loses (`none`), w <- (w_i + w_j) / 2.
 """
 
 import math
@@ -17,29 +17,29 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.requests import Codec, Request, Slots, answer_all, as_heard, turn_for
+from tacit.requests import Codec, Memory, Request, answer_all, as_reduced, context_for
 
 MOST_WEIGHT = 16.0  # of a model in a merge, against the median
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a meeting comes to for one of the two: how its model moves, and what both call the middle."""
+class MeetingResult:
+    """The result of a meeting for one of the two: how its model moves, and the middle, the same on both sides."""
 
     delta: Tensor
     middle: Tensor
 
 
-def speak(
-    codec: Codec, w: Tensor, reference: Tensor, *, place: int, memory: Slots, seed: int, number: int
-) -> Generator[Request, Any, Outcome]:
-    """One side's part of the conversation; `place` is 0 for one of them and 1 for the other. Yields requests of a world of two."""
-    turn = turn_for(memory, seed=seed, step=number, bucket="meeting", rank=place, world=2)
+def meeting_side(
+    codec: Codec, w: Tensor, reference: Tensor, *, side: int, memory: Memory, seed: int, number: int
+) -> Generator[Request, Any, MeetingResult]:
+    """One side's part of the conversation; `side` is 0 for one of them and 1 for the other. Yields requests of a world of two."""
+    context = context_for(memory, seed=seed, step=number, bucket="meeting", rank=side, world=2)
     x = w.float() - reference
-    heard = as_heard((yield from codec.reduce(x, turn)))
-    own = heard.said() if heard.said is not None else x
-    half = heard.total.float() / 2
-    return Outcome(half - own, reference + half)
+    reduced = as_reduced((yield from codec.reduce(x, context)))
+    own = reduced.contribution() if reduced.contribution is not None else x
+    half = reduced.total.float() / 2
+    return MeetingResult(half - own, reference + half)
 
 
 def meet(
@@ -47,28 +47,28 @@ def meet(
     left: Tensor,
     right: Tensor,
     reference: Tensor,
-    memories: tuple[Slots, Slots],
+    memories: tuple[Memory, Memory],
     *,
     seed: int,
     number: int,
-) -> tuple[Outcome, Outcome]:
+) -> tuple[MeetingResult, MeetingResult]:
     """Both sides in one process: what sockets do between two, for tests and simulations."""
-    talks = [
-        speak(codec, w, reference, place=place, memory=memory, seed=seed, number=number)
-        for place, (w, memory) in enumerate(zip((left, right), memories, strict=True))
+    sides = [
+        meeting_side(codec, w, reference, side=side, memory=memory, seed=seed, number=number)
+        for side, (w, memory) in enumerate(zip((left, right), memories, strict=True))
     ]
     answers: list[Any] = [None, None]
-    outcomes: list[Outcome] = []
-    while not outcomes:
+    results: list[MeetingResult] = []
+    while not results:
         requests: list[Request] = []
-        for talk, answer in zip(talks, answers, strict=True):
+        for own, answer in zip(sides, answers, strict=True):
             try:
-                requests.append(talk.send(answer))
+                requests.append(own.send(answer))
             except StopIteration as end:
-                outcomes.append(end.value)
+                results.append(end.value)
         if requests:
             answers = answer_pair(requests[0], requests[1])
-    return outcomes[0], outcomes[1]
+    return results[0], results[1]
 
 
 def difference(delta: Tensor, common: Tensor) -> float:
@@ -83,8 +83,8 @@ def difference(delta: Tensor, common: Tensor) -> float:
 
 
 def keeps_reference(codec: Codec) -> bool:
-    """Whether two that meet must remember where: a codec that loses nothing says all of a model each time."""
-    return str(codec) != "none"
+    """Whether two that meet must remember where: an exact codec sends the whole model each time."""
+    return not codec.traits.exact
 
 
 def merge_weights(steps: Sequence[int]) -> list[float]:

@@ -1,7 +1,7 @@
 """Who is there: every rank keeps a lease in a store, torch's or our own, and reads those of the others.
 
 A rank whose beat has not changed for `LEASE_S` by this rank's clock is not called. Where the store itself cannot be reached (it lives in rank
-0's process, or in torchrun's agent on its host, or where TACIT_STORE says), the ranks go on with those they know; nobody can join
+0's process, or in torchrun's agent on its host, or at TACIT_STORE), the ranks go on with those they know; nobody can join
 until it is back.
 
 A store may outlive a run. Who finds that all of an earlier one have gone begins the next, and so do all that find the same: keys carry the
@@ -23,9 +23,9 @@ from contextlib import suppress
 from typing import Any
 
 from tacit.authentication import SECRET, is_loopback, value_proof
-from tacit.gossip.line import Line, StoreError
-from tacit.gossip.peers import MOST_NAME, Address
+from tacit.gossip.peers import MOST_NAME, PeerAddress
 from tacit.gossip.refusals import Refusals
+from tacit.gossip.store_client import DeadlineClient, StoreError
 
 BEAT_S = 0.5
 LEASE_S = 5.0
@@ -41,7 +41,7 @@ class Members:
 
     def __init__(
         self,
-        line: Line,
+        store_client: DeadlineClient,
         rank: int,
         world: int,
         *,
@@ -53,7 +53,7 @@ class Members:
         refusals: Refusals | None = None,
     ) -> None:
         """`scope` is whose values these are; those of another are refused."""
-        self._line, self._rank, self._world = line, rank, world
+        self._store_client, self._rank, self._world = store_client, rank, world
         self._secret, self._scope = secret, scope
         self._refusals = refusals or Refusals(rank)
         self._past: dict[int, deque[str]] = {}  # lives of a rank that are over
@@ -62,18 +62,18 @@ class Members:
         self._incarnation = ""
         self._thread: threading.Thread | None = None
         self._beat_s, self._lease_s = beat_s, lease_s
-        self._seen: dict[int, tuple[int, float, Address]] = {}  # beat, when it changed, where
-        self._own: Address | None = None
+        self._seen: dict[int, tuple[int, float, PeerAddress]] = {}  # beat, when it changed, where
+        self._own: PeerAddress | None = None
         self._beats = 0
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self.store_lost = False
-        self.run = line.ask(lambda store: _number(self._value(store, "run")), start_s)
+        self.run = store_client.ask(lambda store: _number(self._value(store, "run")), start_s)
         self.life = self._lives()  # 1: the first; more: this rank was here before
 
     def enter(self, *, next_run: bool) -> None:
         """Looks which run this is, before `begin`; with `next_run`, begins another, unless somebody has."""
-        run = self._line.ask(
+        run = self._store_client.ask(
             lambda store: self._run_after(store) if next_run else _number(self._value(store, "run"))
         )
         if run != self.run:
@@ -83,7 +83,7 @@ class Members:
             self.announce(self._incarnation)
 
     def _lives(self) -> int:
-        return self._line.ask(lambda store: self._count(store, self._key(f"{self._rank}/lives")))
+        return self._store_client.ask(lambda store: self._count(store, self._key(f"{self._rank}/lives")))
 
     def announce(self, incarnation: str) -> None:
         """From here on others know this life, and answer it, though they cannot call it yet."""
@@ -109,7 +109,7 @@ class Members:
             return announced == incarnation
         return False
 
-    def begin(self, own: Address) -> None:
+    def begin(self, own: PeerAddress) -> None:
         """From here on this rank can be called."""
         self._own = own
         self._look()
@@ -120,11 +120,11 @@ class Members:
 
     @property
     def all_left(self) -> bool:
-        """Whether nobody is known that may still live: all of the others have said that they go, or never came."""
+        """Whether nobody is known that may still live: all of the others have left, or never joined."""
         with self._lock:
             return not self._seen
 
-    def live(self) -> Mapping[int, Address]:
+    def live(self) -> Mapping[int, PeerAddress]:
         """The others whose lease has not run out, by rank."""
         now = time.monotonic()
         with self._lock:
@@ -141,10 +141,10 @@ class Members:
         """Whether every rank has been here, if only for a moment."""
         keys = [self._key(f"{rank}/began") for rank in range(self._world)]
         with suppress(StoreError):
-            return None not in self._line.ask(lambda store: self._values(store, keys))
+            return None not in self._store_client.ask(lambda store: self._values(store, keys))
         return False
 
-    def look(self) -> Mapping[int, Address]:
+    def look(self) -> Mapping[int, PeerAddress]:
         """The same, after reading the store now."""
         self._look()
         return self.live()
@@ -154,25 +154,25 @@ class Members:
         if self._own is not None and not self.store_lost:
             with suppress(StoreError):
                 self.set(f"{self._rank}", self._lease(left=True))
-        self._line.close()
+        self._store_client.close()
         if self._thread is not None:
-            self._thread.join(self._line.answer_s)
+            self._thread.join(self._store_client.answer_s)
 
     def set(self, key: str, value: str) -> None:
-        place = self._key(key)
-        self._line.ask(lambda store: store.set(place, self._sealed(place, value)))
+        full_key = self._key(key)
+        self._store_client.ask(lambda store: store.set(full_key, self._sealed(full_key, value)))
 
     def get(self, key: str) -> str | None:
-        return self._line.ask(lambda store: self._value(store, self._key(key)))
+        return self._store_client.ask(lambda store: self._value(store, self._key(key)))
 
     def claim(self, key: str, value: str) -> str:
         """Sets `key` unless somebody has; returns what it is then, the same for all."""
-        return self._line.ask(lambda store: self._claimed(store, self._key(key), value))
+        return self._store_client.ask(lambda store: self._claimed(store, self._key(key), value))
 
     def _key(self, key: str) -> str:
         return f"{self.run}/{key}"
 
-    # ---- values with a proof; in the line's thread
+    # ---- values with a proof; in the store client's thread
 
     def _sealed(self, key: str, value: str) -> str:
         return f"{value_proof(self._secret, f'{self._scope}/{key}', value)} {value}"
@@ -209,7 +209,7 @@ class Members:
         raise RuntimeError(f"{key} changes all the time")
 
     def _count(self, store: Any, key: str) -> int:
-        """One more than it was. The value is also of a random word: two that count at the same time must not both take it for theirs."""
+        """One more than it was. The value also holds a random number: two that count at the same time must not both take it for theirs."""
         for _ in range(_TRIES):
             (raw,) = _get_all(store, [key])
             number = _number(self._unsealed(key, raw)) + 1
@@ -243,7 +243,7 @@ class Members:
 
     def _look(self) -> None:
         try:
-            leases = self._line.ask(self._swap_leases)
+            leases = self._store_client.ask(self._swap_leases)
         except StoreError as cause:
             if not self.store_lost and not self._closed.is_set():
                 self.store_lost = True
@@ -267,11 +267,11 @@ class Members:
         self.store_lost = False
 
     def _swap_leases(self, store: Any) -> dict[int, str | None]:
-        """Writes this rank's, reads the others'; in the line's thread."""
+        """Writes this rank's, reads the others'; in the store client's thread."""
         self._beats += 1
         if self._own is not None and not self._closed.is_set():
-            place = self._key(f"{self._rank}")
-            store.set(place, self._sealed(place, self._lease()))
+            full_key = self._key(f"{self._rank}")
+            store.set(full_key, self._sealed(full_key, self._lease()))
         others = [rank for rank in range(self._world) if rank != self._rank]
         return dict(zip(others, self._values(store, [self._key(f"{rank}") for rank in others]), strict=True))
 
@@ -281,7 +281,7 @@ class Members:
         return json.dumps([self._beats, self._own.host, 0 if left else self._own.port, self._own.incarnation])
 
     def _read(self, rank: int, text: str | None) -> None:
-        """A lease that is not there runs out like one that is not renewed: only a proved one says that its rank has left."""
+        """A lease that is not there runs out like one that is not renewed: only an authenticated one shows that its rank has left."""
         if text is None:
             return
         beat, address = _lease_of(text)
@@ -318,7 +318,7 @@ class Members:
                 past.append(address.incarnation)
 
 
-def _lease_of(text: str) -> tuple[int, Address]:
+def _lease_of(text: str) -> tuple[int, PeerAddress]:
     """ValueError or TypeError where it is none. A port of 0: the rank has left."""
     beat, host, port, incarnation = json.loads(text)
     if type(beat) is not int or beat < 0 or type(port) is not int or not 0 <= port < 1 << 16:
@@ -327,10 +327,10 @@ def _lease_of(text: str) -> tuple[int, Address]:
         raise ValueError("a host is a name")
     if not isinstance(incarnation, str) or not 0 < len(incarnation) <= MOST_NAME:
         raise ValueError("a life has a name")
-    return beat, Address(host, port, incarnation)
+    return beat, PeerAddress(host, port, incarnation)
 
 
-def _life_of(address: Address) -> int:
+def _life_of(address: PeerAddress) -> int:
     """Which life of its rank this is, by the name's first part; 0 where it has none."""
     number, dash, _ = address.incarnation.partition("-")
     return int(number) if dash and number.isascii() and number.isdigit() else 0

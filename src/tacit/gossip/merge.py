@@ -5,7 +5,7 @@
     bring      each takes the others' models, and adds them up in the same order
     all have   only when everybody has everything does anybody take the mean; if one died meanwhile, those that are left agree again
 
-The store carries the words, sockets the models. A model that is not finite, or much longer than the median, is left out, by all alike; its
+Agreement goes through the store, models through sockets. A model that is not finite, or much longer than the median, is left out, by all alike; its
 rank gets the others' mean. Each writes the length of its model with its steps, and the limit is agreed with the weights.
 
 Two rules, chosen by measurement (docs/rounds.md, "Unequal ranks"). Models count by the steps behind them: a rank that is slower and has parted from the
@@ -27,48 +27,48 @@ from torch import Tensor
 
 from tacit.errors import TransportError
 from tacit.gossip.frames import PeerError
-from tacit.gossip.island import Island
-from tacit.gossip.line import StoreError
 from tacit.gossip.meeting import merge_weights
 from tacit.gossip.members import Members
 from tacit.gossip.peers import Peers, Shown
-from tacit.gossip.rest import Mean
+from tacit.gossip.replica import Replica
+from tacit.gossip.store_client import StoreError
+from tacit.gossip.untrained import Mean
 
 MERGE_S = 1800.0  # for the models to travel, once all that live have called it: as long as torch's own collectives wait
 STORE_S = 120.0  # without the store
-SAYS_S = 60.0  # then it warns for whom it waits; and again after 4 times as long, and so on
+WARNS_S = 60.0  # then it warns for whom it waits; and again after 4 times as long, and so on
 RETURN_S = 30.0  # for a rank that died to be started again, since it was last seen: it takes the model of one that waits
 LITTLE = 0.5  # of the largest weight: who counts for less is named
 
 
-def merge(island: Island, peers: Peers, members: Members, rank: int) -> dict[int, float]:
+def merge(replica: Replica, peers: Peers, members: Members, rank: int) -> dict[int, float]:
     """The training thread's. Returns the share of every rank's model in the mean (0: left out).
 
     Raises TransportError where it does not come about; this rank's model is its own then.
     """
-    key = f"merge/{island.merges + 1}"
-    merging = _Merge(island, peers, members, rank)
+    key = f"merge/{replica.merges + 1}"
+    merging = _Merge(replica, peers, members, rank)
     try:
-        island.gather_in()
-        island.holds = True
+        replica.gather_in()
+        replica.holds = True
         chosen = merging.agree(f"{key}/1")  # meanwhile it answers
         peers.settle()
         with peers.apart():
-            island.gather_in()
-            island.offered = island.snapshot
+            replica.gather_in()
+            replica.offered = replica.snapshot
             model, buffers = merging.mean(key, chosen).of_all()
-            island.start = model
-            island.set(model)
-            island.rest.take(buffers)
+            replica.start = model
+            replica.set(model)
+            replica.untrained.take(buffers)
         return merging.shares()
     finally:
-        island.offered, island.holds = None, False
-        island.merges += 1
+        replica.offered, replica.holds = None, False
+        replica.merges += 1
 
 
 class _Merge:
-    def __init__(self, island: Island, peers: Peers, members: Members, rank: int) -> None:
-        self._island, self._peers, self._members = island, peers, members
+    def __init__(self, replica: Replica, peers: Peers, members: Members, rank: int) -> None:
+        self._replica, self._peers, self._members = replica, peers, members
         self._rank, self._deadline = rank, math.inf
         self._missing: list[int] = []  # that live, or died just now, and have not called it
         self._weights: dict[int, float] = {}  # as agreed
@@ -81,7 +81,7 @@ class _Merge:
         A rank whose lease is renewed is waited for as long as it trains.
         """
         self._deadline = math.inf
-        own = f"{self._island.step} {_length(self._island.snapshot)}"
+        own = f"{self._replica.step} {_length(self._replica.snapshot)}"
         for _ in self._turns():
             with suppress(StoreError):
                 self._members.set(f"{key}/{self._rank}", own)
@@ -144,8 +144,10 @@ class _Merge:
         return {rank: weight / whole for rank, weight in counted.items()}
 
     def _own(self) -> Shown:
-        rest = self._island.rest
-        return Shown(self._island.offered, rest.read(rest.tell()), {"step": self._island.step})
+        untrained = self._replica.untrained
+        return Shown(
+            self._replica.offered, untrained.decode(untrained.encode()), {"step": self._replica.step}
+        )
 
     def _offer_of(self, rank: int) -> Shown | None:
         """What `rank` brings, asked for until it is given or its lease has run out."""
@@ -164,22 +166,22 @@ class _Merge:
             with suppress(StoreError):
                 self._members.set(f"{key}/{self._rank}", "done" if have else "failed")
                 live = self._members.look()
-                said = {r: self._members.get(f"{key}/{r}") for r in chosen if r == self._rank or r in live}
-                if "failed" in said.values():
+                reports = {r: self._members.get(f"{key}/{r}") for r in chosen if r == self._rank or r in live}
+                if "failed" in reports.values():
                     return False
-                if set(said.values()) == {"done"}:
+                if set(reports.values()) == {"done"}:
                     return True
         raise TransportError(
-            f"rank {self._rank} did not hear from all that merge in time; its model stays its own"
+            f"rank {self._rank} did not receive the models of all that merge in time; its model stays its own"
         )
 
     def _turns(self) -> Iterator[None]:
         """Polls until the deadline, or until the store has been away for too long; warns now and then that it waits."""
-        heard = began = time.monotonic()
-        warns_after_s = SAYS_S
-        while (now := time.monotonic()) < min(self._deadline, heard + STORE_S):
+        answered = began = time.monotonic()
+        warns_after_s = WARNS_S
+        while (now := time.monotonic()) < min(self._deadline, answered + STORE_S):
             yield
-            heard = heard if self._members.store_lost else now
+            answered = answered if self._members.store_lost else now
             if now - began > warns_after_s:
                 warns_after_s *= 4
                 whom = f"ranks {self._missing} to merge; all that live must call merge()"

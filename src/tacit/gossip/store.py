@@ -20,12 +20,12 @@ from typing import Any
 
 from tacit.authentication import (
     MAKE_ONE,
+    MOST_ANSWER_NBYTES,
     MOST_NONCE,
-    MOST_TOLD,
     SECRET,
     ForgedError,
     Message,
-    Talk,
+    SealedMessages,
     decode,
     encode,
     is_loopback,
@@ -145,9 +145,9 @@ class StoreServer:
             or len(own) > MOST_NONCE
         ):
             raise ForgedError
-        talk = Talk(self._secret, nonce, own, "control", PURPOSE)
+        sealed = SealedMessages(self._secret, nonce, own, "control", PURPOSE)
         try:
-            message = talk.open(line)
+            message = sealed.open(line)
         except ForgedError:
             self.counts["refused"] += 1
             why = f"the secret is not that of this store; give it and all ranks the same {SECRET}"
@@ -159,12 +159,12 @@ class StoreServer:
             return
         self._strangers.pop(task, None)
         while True:
-            writer.write(talk.seal(self._done(message)))
+            writer.write(sealed.seal(self._done(message)))
             await asyncio.wait_for(writer.drain(), SEND_S)
             self._connections.pop(task, None)
             self._connections[task] = None  # active just now
             async with asyncio.timeout(IDLE_S):
-                message = talk.open(decode(await reader.readuntil(b"\n")))
+                message = sealed.open(decode(await reader.readuntil(b"\n")))
 
     def _done(self, message: Message) -> Message:
         """The answer to a request; nothing has changed where it is an error."""
@@ -237,7 +237,7 @@ class StoreClient:
         except BaseException:
             self.close()
             raise
-        self._talk = Talk(secret, nonce, own, "asker", PURPOSE)
+        self._sealed = SealedMessages(secret, nonce, own, "asker", PURPOSE)
         self._plain = {"store": VERSION, "nonce": own}
 
     def set(self, key: str, value: str) -> None:
@@ -276,12 +276,12 @@ class StoreClient:
 
     def _ask(self, message: Message) -> list[Any]:
         plain, self._plain = self._plain, {}
-        self._socket.sendall(self._talk.seal(message, **plain))
+        self._socket.sendall(self._sealed.seal(message, **plain))
         line = self._line()
         if "refused" in line:  # without a proof: it may not know our secret
             raise TransportError(f"the store at {self._name} refused this rank: {str(line['refused'])[:200]}")
         try:
-            answer = self._talk.open(line)
+            answer = self._sealed.open(line)
         except ForgedError:
             raise TransportError(f"the store at {self._name} does not know this run's {SECRET}") from None
         if "error" in answer:
@@ -290,7 +290,7 @@ class StoreClient:
         return values
 
     def _line(self) -> Message:
-        line = self._lines.readline(MOST_TOLD)
+        line = self._lines.readline(MOST_ANSWER_NBYTES)
         if not line.endswith(b"\n"):
             raise ConnectionResetError(f"the store at {self._name} closed the connection")
         try:

@@ -3,27 +3,26 @@
     with lab.up(star(4, rate_bps=100e6)) as hosts:
         hosts.command("h0", ["ping", "-c1", hosts["h1"].address])
 
-`plan.py` says what is built (pure values), `keeper.py` holds it, `wiring.py` builds it over netlink, `calibration.py` holds it to
-what it claims; `experiment.py` reads a file, `session.py` runs it, and `jobs/` is what can be run.
+`network/` builds it, holds it and checks that it is what was asked for; `experiments/` reads experiment files and runs their jobs on it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.lab.calibration import calibrate
     from tacit.lab.errors import GateError, LabError, NoNamespacesError
-    from tacit.lab.lab import Host, Lab, kernel_features, up
+    from tacit.lab.network.calibration import calibrate
+    from tacit.lab.network.lab import Host, Lab, kernel_features, up
 
 _WHERE = {
     "GateError": "errors",
-    "Host": "lab",
-    "Lab": "lab",
+    "Host": "network.lab",
+    "Lab": "network.lab",
     "LabError": "errors",
     "NoNamespacesError": "errors",
-    "calibrate": "calibration",
-    "kernel_features": "lab",
-    "up": "lab",
+    "calibrate": "network.calibration",
+    "kernel_features": "network.lab",
+    "up": "network.lab",
 }
 
 __all__ = [

@@ -1,6 +1,5 @@
-"""Measure, predict, advise. So far: codecs driven with shapes only, and a model's step recorded as a workload."""
+"""Measure, predict, advise. So far: a model's step recorded as a workload. Plan imports sim, never the other way."""
 
 from tacit.plan.recorder import record_workload
-from tacit.plan.shapes import Asked, requests_of
 
-__all__ = ["Asked", "record_workload", "requests_of"]
+__all__ = ["record_workload"]

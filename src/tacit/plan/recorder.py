@@ -81,9 +81,8 @@ def _step(
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         now_s = clock()
-        spent_s = (
-            into.pop(name, 0.0) + now_s - last_s
-        )  # a layer with several parameters ends with the last of them
+        # a layer with several parameters ends with the last of them
+        spent_s = into.pop(name, 0.0) + now_s - last_s
         into[name], last_s = spent_s, now_s
 
     forward: dict[str, float] = {}

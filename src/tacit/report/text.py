@@ -1,7 +1,8 @@
-"""Figures as people read them: one place, so that page, verdict and command say a number alike."""
+"""Figures as people read them: one place, so that page, verdict and command show a number alike."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tacit.units import time_text
@@ -80,3 +81,8 @@ def counted(number: int, noun: str) -> str:
 def short(name: str, longest: int = 44) -> str:
     """`name` as a figure has room for it."""
     return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def slug(*words: str) -> str:
+    """`words` as an id: letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-") or "x"

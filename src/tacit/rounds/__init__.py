@@ -1,28 +1,20 @@
-"""WHEN to talk: after which steps the ranks exchange something, and what they make of it."""
+"""WHEN ranks communicate: one file a rule; rules.py has the three kinds."""
 
-from typing import ClassVar, Protocol
-
+from tacit.registry import Registry
 from tacit.rounds.adacomm import AdaComm
-from tacit.rounds.adaptive import Adaptive, Movement, Trigger, Wish
+from tacit.rounds.adaptive import Adaptive
 from tacit.rounds.diloco import DiLoCo
 from tacit.rounds.elastic import Elastic
 from tacit.rounds.every_step import EveryStep
 from tacit.rounds.local import Local
-from tacit.rounds.merging import Merging, Moment
 from tacit.rounds.post_local import PostLocal
+from tacit.rounds.rules import GradientRule, MergeRule, Moment, Movement, Rule, TriggerRule, Wish
 from tacit.rounds.slowmo import SlowMo
 from tacit.rounds.sparseloco import SparseLoCo
 from tacit.rounds.stale import Stale
 from tacit.rounds.streaming import Streaming
 
-
-class Round(Protocol):
-    """The first part of a Strategy: options only. `speaks` of "gradients", in every step, or of "models" (some `after` a time of gradients)."""
-
-    speaks: ClassVar[str]
-
-
-ROUNDS: dict[str, type] = {
+_BUILT_IN: dict[str, type[Rule]] = {
     "every": EveryStep,
     "local": Local,
     "post_local": PostLocal,
@@ -35,24 +27,31 @@ ROUNDS: dict[str, type] = {
     "stale": Stale,
     "adaptive": Adaptive,
 }
+RULES: Registry[type[Rule]] = Registry(
+    "rule",
+    "tacit.rules",
+    _BUILT_IN,
+    accepts=lambda found: isinstance(found, type) and issubclass(found, Rule),
+)
 
 __all__ = [
-    "ROUNDS",
+    "RULES",
     "AdaComm",
     "Adaptive",
     "DiLoCo",
     "Elastic",
     "EveryStep",
+    "GradientRule",
     "Local",
-    "Merging",
+    "MergeRule",
     "Moment",
     "Movement",
     "PostLocal",
-    "Round",
+    "Rule",
     "SlowMo",
     "SparseLoCo",
     "Stale",
     "Streaming",
-    "Trigger",
+    "TriggerRule",
     "Wish",
 ]

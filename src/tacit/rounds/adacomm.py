@@ -2,7 +2,7 @@
 
     H <- ceil(sqrt(F / F_0) H_0)          F: the loss, F_0: at the first merge
 
-Ranks must say their loss, `handle.told(loss)` in every step (or when they like: the last one counts); its mean is agreed with each merge.
+Ranks must report their loss, `handle.report_loss(loss)` in every step (or when they like: the last one counts); its mean is agreed with each merge.
 """
 
 import math

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
+from tacit.requests import Memory
+from tacit.rounds.merging import ANCHOR, Periodic, share
+from tacit.rounds.rules import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class DiLoCo(Periodic):
     def __str__(self) -> str:
         return self.text(f"rate={self.rate:g}", f"momentum={self.momentum:g}")
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        velocity = slots.vector("velocity").mul_(self.momentum).sub_(mean)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        velocity = memory.vector("velocity").mul_(self.momentum).sub_(mean)
         return (
-            slots.vector(ANCHOR).add_(mean, alpha=self.rate).sub_(velocity, alpha=self.rate * self.momentum)
+            memory.vector(ANCHOR).add_(mean, alpha=self.rate).sub_(velocity, alpha=self.rate * self.momentum)
         )

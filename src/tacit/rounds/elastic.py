@@ -9,8 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.errors import ConfigError
-from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
+from tacit.requests import Memory
+from tacit.rounds.merging import ANCHOR, Periodic, share
+from tacit.rounds.rules import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,11 @@ class Elastic(Periodic):
         super(Elastic, self).__post_init__()
         share("pull", self.pull)
         if not self.pull:
-            raise ConfigError("pull=0: the ranks would never hear of one another; the paper's is 0.9")
+            raise ConfigError("pull=0: the ranks' models would never be pulled together; the paper's is 0.9")
 
     def __str__(self) -> str:
         return self.text(f"pull={self.pull:g}")
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        slots.vector(ANCHOR).add_(mean, alpha=self.pull)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        memory.vector(ANCHOR).add_(mean, alpha=self.pull)
         return w.float() - (self.pull / at.world) * own

@@ -1,17 +1,13 @@
 """Synchronous SGD: gradients are exchanged in every step, while the backward pass runs."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from tacit.rounds.adaptive import Movement, Wish
+from tacit.rounds.rules import GradientRule, Movement, TriggerRule, Wish
 
 
 @dataclass(frozen=True, slots=True)
-class EveryStep:
-    """Talks in every step. Accumulation (`no_sync`) makes a step longer, not rarer."""
-
-    speaks: ClassVar[str] = "gradients"
-    measures: ClassVar[bool] = False
+class EveryStep(GradientRule, TriggerRule):
+    """Exchanges in every step. Accumulation (`no_sync`) makes a step longer, not rarer."""
 
     def __str__(self) -> str:
         return "every"

@@ -4,17 +4,14 @@ w_i <- mean_j w_j          every H steps
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from tacit.rounds.adaptive import Movement, Wish
 from tacit.rounds.merging import Periodic
+from tacit.rounds.rules import Movement, TriggerRule, Wish
 
 
 @dataclass(frozen=True, slots=True)
-class Local(Periodic):
+class Local(Periodic, TriggerRule):
     """`local(16)`: a sixteenth of the rounds of `every`, of models instead of gradients."""
-
-    measures: ClassVar[bool] = False
 
     def wish(self, movement: Movement) -> Wish | None:
         """As a trigger of gossip: so many steps after the last exchange."""

@@ -2,72 +2,36 @@
 
 Ranks hold one anchor, the same bits on all of them, and each its own model w. When it is time:
 
-    said   x = w - anchor                        any codec; differences are small, and so are its errors
-    heard  m = mean of what the ranks said
-    merge  anchor <- anchor + m,  w <- anchor    what a rule makes of it is its own
+    send     x = w - anchor                      any codec; differences are small, and so are its errors
+    receive  m = mean of the ranks' x
+    merge    anchor <- anchor + m,  w <- anchor  what a rule makes of it is its own
 
 With `after=n` the ranks add gradients, in every step of the first n, and part only then: a young model learns most from what all
 ranks saw, and Adam's second moments should be those of the mean gradient, not of one rank's.
 
-A rule holds options only. What it keeps lies in slots: float32 vectors by parameter, in every checkpoint.
+A rule holds options only. What it keeps lies in the memory: float32 vectors by parameter, in every checkpoint.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch import Tensor
 
 from tacit.errors import ConfigError
-from tacit.requests import Slots
+from tacit.requests import Memory
+from tacit.rounds.rules import MergeRule, Moment
 
 ANCHOR = "anchor"  # the slot of what all ranks hold alike
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When a merge happens: after `step` local steps, at the optimizer's learning rate."""
-
-    step: int
-    lr: float
-    world: int
-
-
-class Merging(Protocol):
-    """WHEN ranks merge their models, and what becomes of the mean."""
-
-    speaks: ClassVar[str]  # "models"
-    after: int  # steps at the beginning whose gradients are added, before models part
-    first: str  # the codec of those gradients; "": the strategy's own
-    delay: int  # steps between saying and merging, in which training goes on
-    wants_loss: ClassVar[bool]
-
-    def period(self, step: int, loss: float | None) -> int:
-        """Local steps from the merge after `step` steps to the next; the same on all ranks, as is `loss`, their mean."""
-        ...
-
-    def due(self, since: int, period: int, bucket: int) -> bool:
-        """Whether `bucket` is said now, `since` steps after the last whole period began."""
-        ...
-
-    def difference(self, w: Tensor, slots: Slots) -> Tensor:
-        """What is said: a new float32 vector."""
-        ...
-
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        """The model from here on; `own` is what this rank's difference was. Slots are brought up to date."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Periodic:
+class Periodic(MergeRule):
     """Merges every `every` steps; by default the mean becomes the model: what most rules are built on."""
 
     every: int = 16
     after: int = field(default=0, kw_only=True)
     first: str = field(default="", kw_only=True)
 
-    speaks: ClassVar[str] = "models"
-    wants_loss: ClassVar[bool] = False
     name: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -79,7 +43,7 @@ class Periodic:
             )
         if self.first and not self.after:
             raise ConfigError(
-                f"first={self.first}: no gradients are said; give after=, the steps until models part"
+                f"first={self.first}: no gradients are exchanged; give after=, the steps until models part"
             )
 
     def __str__(self) -> str:
@@ -100,11 +64,11 @@ class Periodic:
     def due(self, since: int, period: int, bucket: int) -> bool:
         return since == period
 
-    def difference(self, w: Tensor, slots: Slots) -> Tensor:
-        return w.float() - slots.vector(ANCHOR)
+    def difference(self, w: Tensor, memory: Memory) -> Tensor:
+        return w.float() - memory.vector(ANCHOR)
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        return slots.vector(ANCHOR).add_(mean)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        return memory.vector(ANCHOR).add_(mean)
 
 
 def whole(name: str, value: object, least: int) -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
+from tacit.requests import Memory
+from tacit.rounds.merging import ANCHOR, Periodic, share
+from tacit.rounds.rules import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class SlowMo(Periodic):
     def __str__(self) -> str:
         return self.text(f"momentum={self.momentum:g}", f"rate={self.rate:g}")
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        slow = slots.vector("slow").mul_(self.momentum)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        slow = memory.vector("slow").mul_(self.momentum)
         if at.lr > 0:  # a schedule that ends at 0 moves nothing
             slow.sub_(mean, alpha=1 / at.lr)
-        return slots.vector(ANCHOR).sub_(slow, alpha=self.rate * at.lr)
+        return memory.vector(ANCHOR).sub_(slow, alpha=self.rate * at.lr)

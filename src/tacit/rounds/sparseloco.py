@@ -1,11 +1,11 @@
-"""SparseLoCo (Sarfi et al. 2025): DiLoCo whose momentum is what was left unsaid. Each rank says the few largest parts of its difference
+"""SparseLoCo (Sarfi et al. 2025): DiLoCo whose momentum is what was not sent. Each rank sends the few largest parts of its difference
 and remembers the rest; an outer step of plain SGD follows the mean.
 
-    e <- d e + (w - anchor),    say C(e),    e <- e - C(e)              d: the decay; C: top-k, a few bits each
-    anchor <- anchor + a m,     w <- anchor                             m: mean of what the ranks said
+    e <- d e + (w - anchor),    send C(e),   e <- e - C(e)              d: the decay; C: top-k, a few bits each
+    anchor <- anchor + a m,     w <- anchor                             m: mean of what the ranks sent
 
-The first line is the codec's, `ef(topk, decay=0.95)`: after a merge w is the anchor, and what was not said lives in the codec's memory
-alone. With a codec that says all, and rate 1, it is `local`.
+The first line is the codec's, `ef(topk, decay=0.95)`: after a merge w is the anchor, and what was not sent lives in the codec's memory
+alone. With a codec that sends all, and rate 1, it is `local`.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tacit.requests import Slots
-from tacit.rounds.merging import ANCHOR, Moment, Periodic, share
+from tacit.requests import Memory
+from tacit.rounds.merging import ANCHOR, Periodic, share
+from tacit.rounds.rules import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class SparseLoCo(Periodic):
     every: int = 30
     rate: float = 1
     name: ClassVar[str] = "sparseloco"
-    says: ClassVar[str] = "ef(topk, decay=0.95)"
+    default_codec: ClassVar[str] = "ef(topk, decay=0.95)"
 
     def __post_init__(self) -> None:
         super(SparseLoCo, self).__post_init__()
@@ -33,5 +34,5 @@ class SparseLoCo(Periodic):
     def __str__(self) -> str:
         return self.text(f"rate={self.rate}")
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        return slots.vector(ANCHOR).add_(mean, alpha=self.rate)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        return memory.vector(ANCHOR).add_(mean, alpha=self.rate)

@@ -1,6 +1,6 @@
-"""Streaming DiLoCo (Douillard et al. 2025): a part of the model at a time, merged some steps after it was said.
+"""Streaming DiLoCo (Douillard et al. 2025): a part of the model at a time, merged some steps after it was sent.
 
-part p of P is said p H / P steps before the period of H ends, so the link is never asked for all at once;
+part p of P is sent p H / P steps before the period of H ends, so the link is never asked for all at once;
 `delay` steps later, after training went on:   w <- mix w + (1 - mix) anchor          without delay: w <- anchor
 """
 
@@ -10,9 +10,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit.errors import ConfigError
-from tacit.requests import Slots
+from tacit.requests import Memory
 from tacit.rounds.diloco import DiLoCo
-from tacit.rounds.merging import Moment, share, whole
+from tacit.rounds.merging import share, whole
+from tacit.rounds.rules import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Streaming(DiLoCo):
             raise ConfigError(f"parts={self.parts}: at most one a step, so at most every={self.every}")
         if self.delay >= self.every:
             raise ConfigError(
-                f"delay={self.delay}: a part is merged before it is said again, so below every={self.every}"
+                f"delay={self.delay}: a part is merged before it is sent again, so below every={self.every}"
             )
 
     def __str__(self) -> str:
@@ -46,6 +47,6 @@ class Streaming(DiLoCo):
     def due(self, since: int, period: int, bucket: int) -> bool:
         return since == period - (bucket % self.parts) * period // self.parts
 
-    def merge(self, w: Tensor, mean: Tensor, own: Tensor, slots: Slots, at: Moment) -> Tensor:
-        anchor = super(Streaming, self).merge(w, mean, own, slots, at)
+    def merge(self, w: Tensor, mean: Tensor, own: Tensor, memory: Memory, at: Moment) -> Tensor:
+        anchor = super(Streaming, self).merge(w, mean, own, memory, at)
         return anchor.lerp(w.float(), self.mix) if self.delay else anchor

@@ -1,11 +1,13 @@
-"""WHO tells whom: one file a schedule, each opens with its stages and bytes in closed form. Pure numpy.
+"""WHO sends to whom: one file a schedule, each opens with its stages and bytes in closed form. Pure numpy.
 
 `SCHEDULES` maps names to all-reduces, `SHAPES` to the other collectives; every entry takes (world, **options).
 """
 
+import inspect
 from collections.abc import Callable
 
-from tacit.errors import ConfigError
+from tacit.grammar import check_names
+from tacit.registry import Registry, unknown_name
 from tacit.schedules.all_gather import direct_all_gather, neighbour_exchange, ring_all_gather
 from tacit.schedules.all_to_all import direct_all_to_all, shift_all_to_all
 from tacit.schedules.braid import braid
@@ -25,7 +27,7 @@ from tacit.schedules.tree import tree
 from tacit.schedules.two_way_ring import two_way_ring
 from tacit.schedules.wrht import wrht, wrht_stage_count, wrht_wavelengths
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
+_BUILT_IN: dict[str, Callable[..., Schedule]] = {
     "ring": ring,
     "tree": tree,
     "double_tree": double_tree,
@@ -41,6 +43,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "wrht": wrht,
     "braid": braid,
 }
+SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule", "tacit.schedules", _BUILT_IN)
 
 SHAPES: dict[str, Callable[..., Schedule]] = {
     "ring_all_gather": ring_all_gather,
@@ -53,17 +56,24 @@ SHAPES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def build(name: str, world: int, **options: object) -> Schedule:
+def build(name: str, world: int, /, **options: object) -> Schedule:
     """The schedule or shape called `name`; a name or an option that does not exist gets one sentence."""
-    every = SCHEDULES | SHAPES
-    if name not in every:
-        raise ConfigError(f"no schedule is called {name!r}; take one of {', '.join(every)}")
-    known = (every[name].__kwdefaults__ or {}).keys()
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        way = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise ConfigError(f"{name}: no option is called {unknown[0]!r}; {way}")
-    return every[name](world, **options)
+    maker, known = _maker(name), options_of(name)
+    check_names("schedule", name, known, options)
+    return maker(world, **options)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The options of the schedule or shape called `name`: all that its maker takes beside the world."""
+    return tuple(inspect.signature(_maker(name)).parameters)[1:]
+
+
+def _maker(name: str) -> Callable[..., Schedule]:
+    if name in SHAPES:
+        return SHAPES[name]
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    raise unknown_name("schedule", name, (*SCHEDULES, *SHAPES))
 
 
 __all__ = [
@@ -84,6 +94,7 @@ __all__ = [
     "hierarchical",
     "load",
     "neighbour_exchange",
+    "options_of",
     "random_gossip",
     "recursive_doubling",
     "ring",

@@ -17,7 +17,7 @@ the strands send; (n - 1) / n of two vectors on average, the least any all-reduc
 Bits: every chunk is added up at one root and copied from there, so all ranks end with the same bits. A node adds what it receives in
 one stage, and what it holds, in the order of the ranks.
 
-Why no tree is shorter. Let a root at both ends of a gap of nodes serve it in k stages. In the first it sends to some of them; say r on
+Why no tree is shorter. Let a root at both ends of a gap of nodes serve it in k stages. In the first it sends to some of them: r on
 the left, counted towards the middle. The path to a node passes, or ends at, every node before it: the gap before the c-th from the
 middle is passed by c paths, so each node in it, and the c-th itself, costs c there, on top of what it costs inside its gap,
 which is a problem of k-1 stages between two senders. By induction a node's cost is |z_1| + ... + |z_k|, where z_1 = c (negative on the
@@ -108,9 +108,8 @@ def sphere(dimensions: int, radius: int) -> int:
     """Points of Z^k with |z_1| + ... + |z_k| = radius: the coefficient of x^radius in ((1 + x) / (1 - x))^k."""
     if radius == 0:
         return 1
-    kinds = range(
-        1, min(dimensions, radius) + 1
-    )  # how many coordinates are not 0, which, how the radius is shared, signs
+    # how many coordinates are not 0, which, how the radius is shared, signs
+    kinds = range(1, min(dimensions, radius) + 1)
     return sum(comb(dimensions, i) * comb(radius - 1, i - 1) * 2**i for i in kinds)
 
 
@@ -126,20 +125,20 @@ def shortest_length(nodes: int, depth: int) -> int:
 
 @lru_cache(maxsize=256)
 def shortest_tree(nodes: int, depth: int) -> tuple[Ints, Ints, int]:
-    """Nodes 0 .. nodes-1 of a line: the stage in which each is told (1 .. depth), who tells it, and the root. O(nodes x depth)."""
+    """Nodes 0 .. nodes-1 of a line: the stage in which each receives (1 .. depth), its parent, and the root. O(nodes x depth)."""
     radius, left = 0, nodes - 1
     while left >= sphere(depth, radius + 1):
         radius += 1
         left -= sphere(depth, radius)
-    stage, told_from_left = _gap(depth, radius, left)
+    stage, sent_from_left = _gap(depth, radius, left)
     stage = np.concatenate([[0], depth + 1 - stage])
-    told_from_left = np.concatenate([[True], told_from_left])
-    return _unrolled(stage, _parents(stage, told_from_left), told_from_left)
+    sent_from_left = np.concatenate([[True], sent_from_left])
+    return _unrolled(stage, _parents(stage, sent_from_left), sent_from_left)
 
 
 @lru_cache(maxsize=4096)
 def _gap(k: int, radius: int, extra: int) -> tuple[Ints, Bools]:
-    """The nodes of a gap between two senders: stages to go when each is told (k at first), and whether from its left.
+    """The nodes of a gap between two senders: stages to go when each receives (k at first), and whether from its left.
 
     They are the points of Z^k up to `radius`, without 0, and `extra` of those one further out, shared out evenly.
     """
@@ -157,30 +156,29 @@ def _gap(k: int, radius: int, extra: int) -> tuple[Ints, Bools]:
 
 
 def _layer(k: int, c: int, radius: int, extra: int) -> list[tuple[Ints, Bools]]:
-    """Layer z_1 = c: the gap before the c-th node that is told, and the node, which lies on the middle's side."""
+    """Layer z_1 = c: the gap before the c-th node that receives, and the node, which lies on the middle's side."""
     if radius < 0:  # the outermost: its one point is the node itself
         return [(np.full(extra, k), np.full(extra, c > 0))]
     gap, node = _gap(k - 1, radius, extra), (np.array([k]), np.array([c > 0]))
     return [gap] if c == 0 else [gap, node] if c > 0 else [node, gap]
 
 
-def _parents(stage: Ints, told_from_left: Bools) -> Ints:
-    """On the circle: the next node on that side that is told earlier."""
+def _parents(stage: Ints, sent_from_left: Bools) -> Ints:
+    """On the circle: the next node on that side that receives earlier."""
     parent = np.zeros_like(stage)
     for k in range(1, int(stage.max(initial=0)) + 1):
         earlier, me = np.flatnonzero(stage < k), np.flatnonzero(stage == k)
         after = np.searchsorted(earlier, me)
-        parent[me] = np.where(told_from_left[me], earlier[after - 1], earlier[after % len(earlier)])
+        parent[me] = np.where(sent_from_left[me], earlier[after - 1], earlier[after % len(earlier)])
     return parent
 
 
-def _unrolled(stage: Ints, parent: Ints, told_from_left: Bools) -> tuple[Ints, Ints, int]:
+def _unrolled(stage: Ints, parent: Ints, sent_from_left: Bools) -> tuple[Ints, Ints, int]:
     """The circle cut open where no path passes, as far from the root as can be."""
     n, node = len(stage), np.arange(len(stage))
-    low = np.where(told_from_left, parent, node)
-    high = np.where(
-        told_from_left, node, np.where(parent > node, parent, n)
-    )  # the root is node 0, and node n
+    low = np.where(sent_from_left, parent, node)
+    # the root is node 0, and node n
+    high = np.where(sent_from_left, node, np.where(parent > node, parent, n))
     over = np.cumsum(np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1))[:n]
     unused = np.flatnonzero(over == 0)
     cut = int(unused[np.abs(unused + 1 - n / 2).argmin()]) + 1
@@ -191,7 +189,7 @@ def _unrolled(stage: Ints, parent: Ints, told_from_left: Bools) -> tuple[Ints, I
 
 
 def strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[tuple[int, Ints, Ints]]:
-    """Who tells whom on a line of `world` nodes, from the root down: (level, sources, destinations) of every stage that has any."""
+    """Who sends to whom on a line of `world` nodes, from the root down: (level, sources, destinations) of every stage that has any."""
     left, spread = np.arange(world), []
     for group, depth in levels:
         left, stages = _level(left, group or max(1, len(left)), depth)
@@ -201,16 +199,16 @@ def strand(world: int, levels: list[tuple[int | None, int]]) -> Iterator[tuple[i
 
 
 def _level(left: Ints, group: int, depth: int) -> tuple[Ints, list[Pair]]:
-    """The roots of groups of `group` neighbours (the last may be smaller), and how they tell their groups."""
+    """The roots of groups of `group` neighbours (the last may be smaller), and the stages in which they send to their groups."""
     first = np.arange(0, len(left), group)
     sizes = np.minimum(group, len(left) - first)
-    roots, told = np.zeros_like(first), []
+    roots, sent = np.zeros_like(first), []
     for size in np.unique(sizes).tolist():
         stage, parent, root = shortest_tree(size, min(depth, max(1, size // 2)))
         mine = np.flatnonzero(sizes == size)
         roots[mine] = first[mine] + root
-        told.append([(stage == k, parent[stage == k], first[mine, None]) for k in range(1, depth + 1)])
-    return left[roots], [_joined(left, [size[k] for size in told]) for k in range(depth)]
+        sent.append([(stage == k, parent[stage == k], first[mine, None]) for k in range(1, depth + 1)])
+    return left[roots], [_joined(left, [size[k] for size in sent]) for k in range(depth)]
 
 
 def _joined(left: Ints, parts: list[tuple[Bools, Ints, Ints]]) -> Pair:

@@ -1,10 +1,10 @@
 """Double binary trees (Sanders, Speck and Traeff 2009; in NCCL since 2.4): two trees, each adds half of the vector.
 
-A rank that has children in one tree is a leaf of the other, so nobody works twice as much as his neighbour:
+A rank that has children in one tree is a leaf of the other, so no rank works twice as much as another:
 
-    tree 0:  place v hangs under (v ^ b) | 2b, b its lowest set bit; under v ^ b where that is not below n; 0 is the root
-    tree 1:  the same tree with place v at rank n - 1 - v (n even) or v + 1 mod n (n odd)
-    reduce,    stage k of L:  places with lowest set bit 2^k send their half up, which is added
+    tree 0:  position v hangs under (v ^ b) | 2b, b its lowest set bit; under v ^ b where that is not below n; 0 is the root
+    tree 1:  the same tree with position v at rank n - 1 - v (n even) or v + 1 mod n (n odd)
+    reduce,    stage k of L:  positions with lowest set bit 2^k send their half up, which is added
     broadcast, stage k of L:  the same, turned round, from the last stage to the first, copied
 
 Pipelined, each half is cut in `pieces` that follow each other one stage apart. L = ceil(log2 n).

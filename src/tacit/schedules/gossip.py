@@ -3,8 +3,8 @@
     exponential, stage k of ceil(log2 n):  rank r meets r xor 2^k, if there is such a rank
     random:                                every stage a new matching, from a seed that all ranks share
 
-Exponential is the one-peer exponential graph (Ying et al. 2021) in its mutual form: their rank r hears r - 2^k and tells
-r + 2^k, which is no pair. If n is a power of two, ranks that have met everybody in turn hold the sum of all.
+Exponential is the one-peer exponential graph (Ying et al. 2021) in its mutual form: their rank r receives from r - 2^k and sends
+to r + 2^k, which is no pair. If n is a power of two, ranks that have met everybody in turn hold the sum of all.
 
 Stages: ceil(log2 n); `stages`. Chunks: 1. Vectors that leave a rank: one a stage; none where a rank finds no partner: in a
 random matching of an odd world just one rank.

@@ -8,11 +8,11 @@ The first rank of a group leads it. The vector is cut in m pieces inside groups,
       m-1   stages of x/m:  ring all-gather: in stage k member j sends piece (j - k) mod m to j+1; nothing goes back to the leader
 
 If m does not divide n the last group is short, with s = n - (g-1) m members. Its last member then plays the m - s missing
-ones too: it is sent their pieces, and what it would tell itself is left out. Every transfer is still x/m, so a short
+ones too: it is sent their pieces, and what it would send to itself is left out. Every transfer is still x/m, so a short
 group costs what a full one does. A world below m is one group, m = n.
 
 Stages: 4 (m - 1) + 2 (g - 1). Chunks: lcm(m, g). Bytes that leave a rank, in vectors: 2 (m-1)/m + 2 (g-1)/g from the leader
-of a full group, 1 + (m-1)/m from its other members, 1 from the last. In a short group member s-2, who speaks to the last,
+of a full group, 1 + (m-1)/m from its other members, 1 from the last. In a short group member s-2, which sends to the last,
 sends s-1 pieces in the all-gather instead of m-1; a leader alone sends 2 (g-1)/g.
 """
 
@@ -43,7 +43,7 @@ def hierarchical(world: int, *, group: int = 5) -> Schedule:
 def _spread(leaders: Ints, sizes: Ints, m: int, chunks: int) -> tuple[Phase, ...]:
     """From the leaders to their groups: scatter, then all-gather along the members."""
     piece = chunks // m
-    many = sizes > 1  # a leader alone has nobody to tell
+    many = sizes > 1  # a leader alone has no destination
     leaders, sizes = leaders[many], sizes[many]
     scatter = [
         Phase(Stage.of(leaders, leaders + np.minimum(q, sizes - 1), chunk=q * piece, count=piece))
@@ -58,11 +58,11 @@ def _spread(leaders: Ints, sizes: Ints, m: int, chunks: int) -> tuple[Phase, ...
     )
 
 
-def _gather(leaders: Ints, heard: Ints, m: int, piece: int, start: int, stop: int) -> tuple[Phase, ...]:
-    """Stages start..stop of the all-gather, along the first `heard` members of every group."""
+def _gather(leaders: Ints, counts: Ints, m: int, piece: int, start: int, stop: int) -> tuple[Phase, ...]:
+    """Stages start..stop of the all-gather, along the first `counts` members of every group."""
     member = np.arange(m - 1)[None, :] + np.zeros_like(leaders)[:, None]
-    speaks = member < heard[:, None] - 1
-    member, src = member[speaks], (leaders[:, None] + member)[speaks]
+    sends = member < counts[:, None] - 1
+    member, src = member[sends], (leaders[:, None] + member)[sends]
     stage = Stage.of(src, src + 1, chunk=(member - start) % m * piece, count=piece)
     return (Phase(stage, stop - start, -piece, m * piece),) if stop > start and len(src) else ()
 

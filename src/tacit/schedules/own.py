@@ -10,7 +10,7 @@
         [[0, 1, 0, 1, "copy"]],
     ]
 
-The form is checked here; `schedule.verify()` then proves that it does what `goal` says.
+The form is checked here; `schedule.verify()` then proves that it reaches its `goal`.
 """
 
 import json

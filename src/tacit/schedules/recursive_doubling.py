@@ -1,10 +1,10 @@
 """Recursive doubling (Thakur, Rabenseifner and Gropp 2005): the fewest stages, whole vectors.
 
     fold,   if n is no power of two:  of the first 2 (n - p) ranks, the even ones send to their right neighbour, which adds
-    stage k of log2 p:                place i and place i xor 2^k send each other the vector, both add
+    stage k of log2 p:                position i and position i xor 2^k send each other the vector, both add
     unfold:                           the sum goes back to the folded ranks
 
-p is the largest power of two up to n; the p ranks that go on take places 0 .. p-1 in order.
+p is the largest power of two up to n; the p ranks that go on take positions 0 .. p-1 in order.
 
 Stages: log2 n, or floor(log2 n) + 2 if n is no power of two. Chunks: 1. Bytes that leave a rank: log2 p vectors; 1 more
 from a rank that unfolds; 1 from a folded rank.

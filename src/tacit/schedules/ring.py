@@ -1,4 +1,4 @@
-"""Ring all-reduce (Patarasuk and Yuan 2009): every rank talks to its two neighbours only, and no byte is sent in vain.
+"""Ring all-reduce (Patarasuk and Yuan 2009): every rank exchanges with its two neighbours only, and sends the fewest bytes possible.
 
     reduce-scatter, stage k of n-1:  rank r sends chunk (r - k) mod n to r+1, which adds it
     all-gather,     stage k of n-1:  rank r sends chunk (r + 1 - k) mod n to r+1, which keeps it

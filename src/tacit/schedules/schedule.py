@@ -1,4 +1,4 @@
-"""The contract of WHO tells whom: a schedule is integer arrays, verified, costed, run and drawn from the same data.
+"""WHO sends to whom, the contract: a schedule is integer arrays, verified, costed, run and drawn from the same data.
 
     vector of every rank:   [ chunk 0 | chunk 1 | ... ]             as even as whole elements allow
     stage:                  transfers that run at the same time; each reads what its source held before the stage
@@ -72,7 +72,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Who sends which chunks to whom, in which order. `verify()` proves that it does what `goal` says.
+    """Who sends which chunks to whom, in which order. `verify()` proves that it reaches its `goal`:
 
     - sum: every rank ends with every rank's contribution to every chunk, exactly once (all-reduce);
     - gather: rank r starts with chunk r only; every rank ends with all (all-gather);

@@ -1,4 +1,4 @@
-"""Sharded server: every rank is the server of one chunk; all tell it directly, and it tells all.
+"""Sharded server: every rank is the server of one chunk; all send to it directly, and it sends the sum to all.
 
     reduce-scatter, stage k of n-1:  rank r + k mod n sends chunk r to rank r, which adds it (k falls from n-1 to 1)
     all-gather,     stage k of n-1:  rank r sends chunk r to rank r + k mod n

@@ -11,7 +11,7 @@
     stages 2, 3:  spine to the racks, racks to their ranks, copied
 
 Stages: 2 and 4 (2 if one rack holds all). Chunks: 1. Bytes that leave a rank: 1 vector; an aggregator sends one for each
-node it serves, and 1 to the spine. A world of 1 says nothing.
+node it serves, and 1 to the spine. A world of 1 sends nothing.
 """
 
 import numpy as np

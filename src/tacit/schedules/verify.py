@@ -1,9 +1,9 @@
-"""The proof that a schedule does what it says: every contribution, at every rank, exactly once.
+"""The proof that a schedule reaches its goal: every contribution, at every rank, exactly once.
 
 What a node holds of a chunk is a set of contributors, one bit a rank (all-gather and all-to-all have one contributor a chunk:
 one byte). Adding two sets that share a bit counts somebody twice: the result is tainted, for good unless a copy overwrites
 it, and a taint that reaches the end is a fault. Chunks never mix and contributors never mix, so both are proven in blocks,
-which bounds the memory. Only when a fault is found is its chunk replayed, transfer by transfer, to say where it came from.
+which bounds the memory. Only when a fault is found is its chunk replayed, transfer by transfer, to name its origin.
 """
 
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _check_range(schedule: Schedule, stage: Stage, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Chunks low..high; of the sum, the contributors of words first..last."""
+    """Chunks low..high; of the sum, the contributors in uint64 columns first..last."""
 
     low: int
     high: int
@@ -197,11 +197,11 @@ def _check_end(schedule: Schedule, held: Bits, tainted: Bools, block: _Block) ->
 
 
 def _explain(schedule: Schedule, rank: int, chunk: int) -> str:
-    """Replays one chunk, transfer by transfer, and says what is wrong with it at `rank` and since when."""
+    """Replays one chunk, transfer by transfer, and describes what is wrong with it at `rank` and since when."""
     owner = {"gather": chunk, "exchange": chunk // schedule.world}.get(schedule.goal)
     held = [1 << r if r < schedule.world and owner in (None, r) else 0 for r in range(schedule.nodes)]
     twice: dict[int, _Event] = {}  # by node, its first double count; with the contributor
-    heard: list[_Event] = []  # all that `rank` receives; with what it held before
+    received: list[_Event] = []  # all that `rank` receives; with what it held before
     for number, stage in enumerate(schedule.stages()):
         carry = np.flatnonzero((stage.chunk <= chunk) & (chunk < stage.chunk + stage.count)).tolist()
         before = {node: held[node] for i in carry for node in (int(stage.src[i]), int(stage.dst[i]))}
@@ -220,12 +220,14 @@ def _explain(schedule: Schedule, rank: int, chunk: int) -> str:
                 twice[dst] = min(found)
             held[dst] |= before[src]
             if dst == rank:
-                heard.append((number, text, before[rank]))
+                received.append((number, text, before[rank]))
     wanted = (1 << schedule.world) - 1 if owner is None else 1 << owner
     missing = wanted & ~held[rank]
     faults = []
     if missing:
-        faults.append(f"lacks the contribution of rank {_named(missing)}: {_why(heard, missing & -missing)}")
+        faults.append(
+            f"lacks the contribution of rank {_named(missing)}: {_why(received, missing & -missing)}"
+        )
     if rank in twice:
         number, text, whom = twice[rank]
         faults.append(f"counts rank {whom} twice, first in stage {number} by the transfer {text}")
@@ -237,17 +239,17 @@ def _named(missing: int) -> str:
     return f"{first} and {others} more" if others else str(first)
 
 
-def _why(heard: list[_Event], bit: int) -> str:
-    lost = [(number, text) for number, text, before in heard if before & bit]
+def _why(received: list[_Event], bit: int) -> str:
+    lost = [(number, text) for number, text, before in received if before & bit]
     if lost:
         return f"it was overwritten in stage {lost[-1][0]} by the transfer {lost[-1][1]}"
-    if heard:
-        return f"the last transfer of the chunk to it, {heard[-1][1]} in stage {heard[-1][0]}, comes without"
+    if received:
+        return f"the last transfer of the chunk to it, {received[-1][1]} in stage {received[-1][0]}, comes without"
     return "no transfer brings it the chunk"
 
 
 def _check_pairs(schedule: Schedule) -> None:
-    """Every transfer of a stage must have its answer, and no rank may meet two."""
+    """Every transfer of a stage must have its reverse, and no rank may pair with two."""
     for number, stage in enumerate(schedule.stages()):
         partner = np.full(schedule.nodes, -1)
         partner[stage.dst] = stage.src

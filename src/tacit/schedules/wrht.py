@@ -1,6 +1,6 @@
 """WRHT, the wavelength-reused hierarchical tree (Dai et al. 2022, arXiv 2207.10982): all-reduce on an optical ring.
 
-    reduce, level k:   the nodes that are left, in ring order, are cut into groups of m; the middle one (place size // 2)
+    reduce, level k:   the nodes that are left, in ring order, are cut into groups of m; the middle one (position size // 2)
                        represents its group: all others send it their whole vector in ONE stage, and it adds
     top, all_to_all:   as soon as all pairs of the n* nodes left fit into the wavelengths, ceil(floor(n*^2 / 4) / 2) <= w,
                        they send each other their vectors in one stage; otherwise go on to one node. No assignment needs fewer
@@ -98,7 +98,7 @@ def all_to_all_wavelengths(nodes: int) -> int:
 
 
 def _level(left: Ints, m: int, level: int) -> tuple[Ints, Stage, dict[str, Any]]:
-    """The representatives of `left`, the stage in which they tell their groups, and its light."""
+    """The representatives of `left`, the stage in which they send to their groups, and its light."""
     place = np.arange(len(left))
     first = place // m * m
     middle = first + np.minimum(m, len(left) - first) // 2

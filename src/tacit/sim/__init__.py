@@ -1,5 +1,10 @@
-"""Schedule x network -> time: electrical networks, optical rings, workloads. No torch here."""
+"""Schedule x topology -> time: electrical networks, optical rings, workloads. START HERE: `cost`. No torch.
 
-from tacit.sim.cost import Cost, StageCost
+The core is the files of this folder; drawing/ makes pictures of their results, studies/ runs searches and sweeps over them.
+"""
 
-__all__ = ["Cost", "StageCost"]
+from tacit.sim.costs import Cost, StageCost
+from tacit.sim.estimate import Estimate, cost
+from tacit.sim.fabric import Fabric
+
+__all__ = ["Cost", "Estimate", "Fabric", "StageCost", "cost"]

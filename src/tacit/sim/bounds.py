@@ -75,9 +75,8 @@ def _combined(world: int, share_s: float, node_s: float, first: int, setup_s: fl
         return node_s, last
     best_s, at, stages = inf, first, first
     while stages <= last and stages * setup_s + node_s < best_s:
-        beyond = (
-            stages + 1 + stages // 512
-        )  # a few at a time: set-ups of the first, the length of the last, which is least
+        # a few at a time: set-ups of the first, the length of the last, which is least
+        beyond = stages + 1 + stages // 512
         arcs = shortest_length(world, beyond - 1) + world - 1
         total_s = stages * setup_s + max(node_s, arcs / (2 * world) * share_s)
         if total_s < best_s:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tacit.errors import ConfigError
 from tacit.schedules.schedule import Schedule, Stage
-from tacit.sim.cost import Cost, StageCost
+from tacit.sim.costs import Cost, StageCost
 from tacit.sim.fairness import finish
 from tacit.sim.routes import Routes, link_text, route
 from tacit.topology import Floats, Ints, Network, rate_text

@@ -19,14 +19,14 @@ _SAME = 1e-9  # two rates or times nearer than this are equal: rounding must not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shares:
+class FairShares:
     """What every flow gets, and the full link that keeps it from more."""
 
     rate_bps: Floats
     full: Ints
 
 
-def max_min(routes: Routes, capacity_bps: Floats, penalty: Floats | None = None) -> Shares:
+def max_min(routes: Routes, capacity_bps: Floats, penalty: Floats | None = None) -> FairShares:
     """The fair rates of flows that all have bytes to send; a flow that crosses no link has an infinite rate."""
     flow, link, weight = routes.flow, routes.link, routes.weight
     penalty = np.ones(routes.flows) if penalty is None else penalty
@@ -47,7 +47,7 @@ def max_min(routes: Routes, capacity_bps: Floats, penalty: Floats | None = None)
         rate[flow[done]] = least[done] / penalty[flow[done]]
         left -= np.bincount(link[done], weights=weight[done] * rate[flow[done]], minlength=len(left))
         flow, link, weight = flow[~done], link[~done], weight[~done]
-    return Shares(rate, full)
+    return FairShares(rate, full)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +81,8 @@ def finish(
         step_s = min(need_s.min(initial=np.inf), next_s - now_s)
         ends = need_s <= step_s * (1 + _SAME)
         now_s += step_s
-        load = np.bincount(
-            some.link[some.weight == 1], minlength=len(capacity_bps) + 1
-        )  # one more: -1 is no link
+        # one more: -1 is no link
+        load = np.bincount(some.link[some.weight == 1], minlength=len(capacity_bps) + 1)
         time_s[going[ends]] = now_s
         full[going[ends]] = shares.full[ends]
         sharing[going[ends]] = load[shares.full[ends]]

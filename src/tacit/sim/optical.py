@@ -15,7 +15,7 @@ import numpy as np
 
 from tacit.errors import ConfigError
 from tacit.schedules.schedule import Schedule, Stage
-from tacit.sim.cost import Cost, StageCost
+from tacit.sim.costs import Cost, StageCost
 from tacit.sim.wavelengths import Assignment, Colours, assign, loads, optical_notes, route
 from tacit.topology import OpticalRing
 
@@ -147,7 +147,7 @@ def _stage_cost(
 
 
 def _limit(light: Assignment, ring: OpticalRing, stripes: int) -> str:
-    """What sets the time, in words: the fullest arc."""
+    """What sets the time, as text: the fullest arc."""
     load = loads(light.paths, ring.nodes)
     way, arc = (int(i) for i in np.unravel_index(int(load.argmax()), load.shape))
     each = "1 wavelength" if stripes == 1 else f"{stripes} wavelengths"

@@ -27,7 +27,7 @@ DDP_FIRST_BUCKET_NBYTES = 2**20
 class CodecCost:
     """What a codec does to a bucket: the payload's bytes for so many elements, and its time on one rank.
 
-    Where the sum comes back wider than it went (plan.requests_of says), give the mean: half of the exchange carries each.
+    Where the sum comes back wider than it went (shapes.requests_of shows it), give the mean: half of the exchange carries each.
     """
 
     nbytes: Callable[[int], int] = lambda numel: 4 * numel
@@ -36,7 +36,7 @@ class CodecCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineEvent:
     """Something that takes time: a layer's computation, or a bucket's encoding, transfer or decoding."""
 
     kind: Kind
@@ -46,7 +46,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class TimedBucket:
     """Layers that travel together."""
 
     layers: tuple[str, ...]
@@ -65,8 +65,8 @@ class StepTime:
     transfer_s: float  # of all buckets together, hidden or not
     codec_s: float
     step_s: float
-    buckets: tuple[Bucket, ...]
-    events: tuple[Event, ...]
+    buckets: tuple[TimedBucket, ...]
+    events: tuple[TimelineEvent, ...]
 
     @property
     def exposed_s(self) -> float:
@@ -109,7 +109,7 @@ def step_time(
         )
     compute, ready_s = _compute(workload, slowest)
     buckets = [
-        Bucket(
+        TimedBucket(
             tuple(layer.name for layer in layers),
             elements := sum(layer.parameters for layer in layers),
             codec.nbytes(elements),
@@ -130,9 +130,9 @@ def step_time(
     )
 
 
-def _compute(workload: Workload, slowest: float) -> tuple[list[Event], dict[str, float]]:
+def _compute(workload: Workload, slowest: float) -> tuple[list[TimelineEvent], dict[str, float]]:
     """The computation's events, and when each layer's gradients are there."""
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
     now_s, ready_s = 0.0, {}
     passes: list[tuple[Kind, list[Layer]]] = [
         ("forward", list(workload.layers)),
@@ -141,7 +141,7 @@ def _compute(workload: Workload, slowest: float) -> tuple[list[Event], dict[str,
     for kind, layers in passes:
         for layer in layers:
             took_s = slowest * (layer.forward_s if kind == "forward" else layer.backward_s)
-            events.append(Event(kind, layer.name, now_s, now_s + took_s))
+            events.append(TimelineEvent(kind, layer.name, now_s, now_s + took_s))
             now_s += took_s
             ready_s[layer.name] = now_s
     return events, ready_s
@@ -163,8 +163,8 @@ def _cut(workload: Workload, bucket_nbytes: int, first_nbytes: int) -> list[list
 
 
 def _exchange(
-    buckets: list[Bucket], transfer_s: Callable[[int], float], codec: CodecCost, slowest: float
-) -> list[Event]:
+    buckets: list[TimedBucket], transfer_s: Callable[[int], float], codec: CodecCost, slowest: float
+) -> list[TimelineEvent]:
     """Encodings, transfers and decodings of all buckets, in time."""
     took_s = {nbytes: transfer_s(nbytes) for nbytes in {bucket.nbytes for bucket in buckets}}
     waiting: list[
@@ -172,7 +172,7 @@ def _exchange(
     ] = []  # for the codec: since when, decode (0) before encode (1), bucket
     for index, bucket in enumerate(buckets):
         heappush(waiting, (bucket.ready_s, 1, index))
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
     codec_free_s = wire_free_s = 0.0
     while waiting:
         since_s, encodes, index = heappop(waiting)
@@ -181,10 +181,10 @@ def _exchange(
         start_s = max(since_s, codec_free_s)
         codec_free_s = start_s + slowest * rate * bucket.elements
         if rate:
-            events.append(Event("encode" if encodes else "decode", name, start_s, codec_free_s))
+            events.append(TimelineEvent("encode" if encodes else "decode", name, start_s, codec_free_s))
         if encodes:
             sent_s = max(codec_free_s, wire_free_s)
             wire_free_s = sent_s + took_s[bucket.nbytes]
-            events.append(Event("transfer", name, sent_s, wire_free_s))
+            events.append(TimelineEvent("transfer", name, sent_s, wire_free_s))
             heappush(waiting, (wire_free_s, 0, index))
     return events

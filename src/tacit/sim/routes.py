@@ -57,9 +57,8 @@ def route(network: Network, src: Ints, dst: Ints) -> Routes:
     regular, hosts = _REGULAR.get(network.kind), len(network.hosts)
     if regular is None:
         return _search(network, src, dst)
-    direct = ((src < hosts) & (dst < hosts)) | (
-        network.kind == "star"
-    )  # only a star's arithmetic knows its switch
+    # only a star's arithmetic knows its switch
+    direct = ((src < hosts) & (dst < hosts)) | (network.kind == "star")
     if direct.all():
         return regular(network, src, dst)
     return _both(network, src, dst, direct) if direct.any() else _search(network, src, dst)

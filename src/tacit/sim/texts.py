@@ -1,17 +1,16 @@
 """Schedules, models and lists as a command line writes them: `wrht(wavelengths=64)`, `my.json`, `VGG16`, `ring,tree`."""
 
-import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tacit.errors import ConfigError
-from tacit.schedules import SCHEDULES, SHAPES, Schedule, build, load
+from tacit.grammar import read, split, unfit, value
+from tacit.schedules import Schedule, build, load, options_of
 from tacit.schedules.schedule import MOST_RANKS
 from tacit.sim.workloads import MODELS, Workload, from_model, read_workload, workload
-from tacit.spelling import parse_expression, plain_value
 from tacit.topology import OpticalRing
 
 _FILES = (".json", ".toml")
@@ -21,23 +20,35 @@ _OTHER_NAMES = {"bert": "bert_base", "beit": "beit_l", "beitl": "beit_l", "bertb
 def parse_schedule(text: str, world: int | None, ring: OpticalRing | None = None) -> Schedule:
     """The schedule that `text` names: a known one with its options, or a file of one's own, which is verified.
 
-    On an optical `ring`, a schedule that has an option `wavelengths` takes the ring's unless told otherwise.
+    On an optical `ring`, a schedule that has an option `wavelengths` takes the ring's unless it is given.
     """
     text = text.strip()
-    if text.endswith(_FILES):
+    if is_file(text):
         return _own(text, world)
-    name, options = _call(text)
+    call = read(text, "schedule", "write a name, name(option=value), or a .json or .toml file")
+    if call.args:
+        raise unfit(
+            "schedule", text, options_of(call.name), f"{call.args[0]!r} is without its option's name and ="
+        )
+    options = {name: _plain(written, text) for name, written in call.options.items()}
     if world is None:
         raise ConfigError(f"schedule {text!r} fits any number of ranks; give --world")
-    every = SCHEDULES | SHAPES
-    if ring is not None and "wavelengths" in (getattr(every.get(name), "__kwdefaults__", None) or {}):
+    if ring is not None and "wavelengths" in options_of(call.name):
         options = {"wavelengths": ring.wavelengths} | options
-    return build(name, world, **options)
+    return build(call.name, world, **options)
+
+
+def is_file(text: str) -> bool:
+    """Whether `text` names a file with a schedule, and no schedule by name."""
+    return text.strip().endswith(_FILES)
 
 
 def split_list(text: str) -> list[str]:
     """`"ring,wrht(wavelengths=4, group=9)"` -> two texts: commas inside brackets do not count."""
-    parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
+    try:
+        parts = split(text, ",")
+    except ValueError as cause:
+        raise ConfigError(f"{text!r} cannot be read ({cause}); write for example ring,wrht") from cause
     if not all(parts):
         raise ConfigError(f"{text!r} has an empty item; write for example ring,wrht")
     return list(dict.fromkeys(parts))
@@ -54,16 +65,17 @@ def parse_world(text: str | None, option: str = "--world") -> int | None:
     return int(text)
 
 
-def parse_model(text: str, **options: Any) -> Workload:
+def parse_model(text: str, *, record: Callable[..., Workload] | None = None, **options: Any) -> Workload:
     """The workload that `text` names: a known model in any spelling, a recorded .json file, or `module:name`.
 
-    `module:name` is a torch model, or a function that returns one (or the model and the inputs of a forward pass, which is
-    then recorded here and now). `options` are those of `workload`; they do nothing for what was recorded.
+    `module:name` is a torch model, or a function that returns one, or the model and the inputs of a forward pass. A model
+    with inputs is measured by `record(model, inputs, name=...)` (`plan.record_workload`); without `record` it has sizes only.
+    `options` are those of `workload`; they do nothing for what was recorded.
     """
     if text.endswith(".json"):
         return read_workload(Path(text))
     if ":" in text:
-        return _from_module(text)
+        return _from_module(text, record)
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     names = {name.replace("_", ""): name for name in MODELS} | _OTHER_NAMES
     return workload(names.get(plain, text), **options)
@@ -79,24 +91,12 @@ def _own(text: str, world: int | None) -> Schedule:
     return schedule
 
 
-def _call(text: str) -> tuple[str, dict[str, Any]]:
-    """A name and its options, of text such as `braid(levels='5/2 */7', strands=8)`."""
-    way = "write a name, name(option=value), or a .json or .toml file"
-    tree = parse_expression(text, "schedule", way)
-    if isinstance(tree, ast.Name):
-        return tree.id, {}
-    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
-        raise ConfigError(f"schedule {text!r} cannot be read; {way}")
-    return tree.func.id, {str(k.arg): _plain(k.value, text) for k in tree.keywords}
+def _plain(written: str, text: str) -> Any:
+    words = {"true": True, "false": False}
+    return words[written] if written in words else value(written, f"schedule {text!r}")
 
 
-def _plain(node: ast.expr, text: str) -> Any:
-    if isinstance(node, ast.Name):
-        return {"true": True, "false": False}.get(node.id, node.id)  # a bare word
-    return plain_value(node, text, "schedule")
-
-
-def _from_module(text: str) -> Workload:
+def _from_module(text: str, record: Callable[..., Workload] | None) -> Workload:
     """A user's torch model; the working folder is searched too."""
     import sys
 
@@ -114,4 +114,6 @@ def _from_module(text: str) -> Workload:
         ) from cause
     finally:
         sys.path.remove("")
-    return from_model(model, inputs, name=member)
+    if record is not None and inputs is not None:
+        return record(model, inputs, name=member)
+    return from_model(model, name=member)

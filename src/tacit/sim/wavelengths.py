@@ -118,7 +118,7 @@ def assign(
 ) -> Assignment:
     """Conflict-free light for `stage`, in as many parts as it needs.
 
-    `stripe`: idle wavelengths are used too, in proportion to the bytes. `wavelength`: as the schedule says, one a
+    `stripe`: idle wavelengths are used too, in proportion to the bytes. `wavelength`: the schedule's own, one a
     transfer. `known` remembers colours between calls: a stage and the same stage backwards are coloured once.
     """
     paths, known = route(stage, ring, clockwise), {} if known is None else known
@@ -205,12 +205,12 @@ def _in_parts(
     Wavelengths that the schedule names are kept, unless transceivers are short; where it counts on more than there are, the rest
     follows in further parts.
     """
-    turn, w = _turns(stage, ring), ring.wavelengths
-    fixed = fixed if not turn.any() else None
-    part, first = np.zeros_like(turn), np.zeros_like(turn)
+    slot, w = _time_slots(stage, ring), ring.wavelengths
+    fixed = fixed if not slot.any() else None
+    part, first = np.zeros_like(slot), np.zeros_like(slot)
     parts, widest = 0, 1
-    for now in np.split(np.argsort(turn, kind="stable"), np.cumsum(np.bincount(turn))[:-1]):
-        some, nodes = (paths, ring.nodes) if not turn.any() else _squeezed(paths, now, ring.nodes)
+    for now in np.split(np.argsort(slot, kind="stable"), np.cumsum(np.bincount(slot))[:-1]):
+        some, nodes = (paths, ring.nodes) if not slot.any() else _squeezed(paths, now, ring.nodes)
         colour = _both_ways(some, nodes, w, known) if fixed is None else fixed[now]
         needed = int(colour.max(initial=0)) + 1
         more = -(-needed // w)
@@ -218,8 +218,8 @@ def _in_parts(
         part[now], first[now] = parts + colour // each, colour % each
         parts, widest = parts + more, max(widest, each)
     width = min(w // widest, ring.senders // max(1, _busiest(stage, part, ring))) if stripe else 1
-    bands = np.arange(len(turn))
-    return Assignment(paths, parts, part, bands, first * width, np.full(len(turn), width))
+    bands = np.arange(len(slot))
+    return Assignment(paths, parts, part, bands, first * width, np.full(len(slot), width))
 
 
 def _squeezed(paths: Paths, which: Ints, nodes: int) -> tuple[Paths, int]:
@@ -237,18 +237,17 @@ def _busiest(stage: Stage, part: Ints, ring: OpticalRing, weight: Ints | None = 
     )
 
 
-def _turns(stage: Stage, ring: OpticalRing) -> Ints:
-    """For every transfer the first turn in which both its ends have a transceiver left; all 0 where there is no shortage.
+def _time_slots(stage: Stage, ring: OpticalRing) -> Ints:
+    """For every transfer the first time slot in which both its ends have a transceiver left; all 0 where there is no shortage.
 
-    In the order of distances: of one distance a node has few transfers, so turns fill evenly.
+    In the order of distances: of one distance a node has few transfers, so slots fill evenly.
     """
-    turn = np.zeros(len(stage), np.int64)
-    if ring.transceivers is None or _busiest(stage, turn, ring) <= ring.senders:
-        return turn
+    slot = np.zeros(len(stage), np.int64)
+    if ring.transceivers is None or _busiest(stage, slot, ring) <= ring.senders:
+        return slot
     senders = ring.senders
-    full = [0] * (
-        2 * ring.nodes
-    )  # a bit for every turn in which a node has no sender left; then likewise, no receiver
+    # a bit for every slot in which a node has no sender left; then likewise, no receiver
+    full = [0] * (2 * ring.nodes)
     used: dict[tuple[int, int], int] = {}
     order = np.lexsort((stage.src, (stage.dst - stage.src) % ring.nodes))
     ends = zip(
@@ -257,12 +256,12 @@ def _turns(stage: Stage, ring: OpticalRing) -> Ints:
     for i, a, b in ends:
         taken = full[a] | full[b]
         now = (~taken & (taken + 1)).bit_length() - 1  # the lowest bit that is not set
-        turn[i] = now
+        slot[i] = now
         for end in (a, b):
             used[end, now] = count = used.get((end, now), 0) + 1
             if count == senders:
                 full[end] |= 1 << now
-    return turn
+    return slot
 
 
 def _striped(stage: Stage, paths: Paths, ring: OpticalRing, known: Colours) -> Assignment | None:
@@ -366,9 +365,8 @@ def _from_every_node(start: Ints, hops: Ints, nodes: int) -> Ints | None:
     if len(start) % nodes or (hops != hops[0]).any() or np.ptp(np.bincount(start, minlength=nodes)):
         return None
     stretches = nodes // int(hops[0])
-    first = (
-        np.arange(stretches) * nodes // stretches
-    )  # none is shorter than an arc, and none longer by more than one
+    # none is shorter than an arc, and none longer by more than one
+    first = np.arange(stretches) * nodes // stretches
     place = start - first[np.searchsorted(first, start, side="right") - 1]
     again = np.zeros_like(start)
     again[np.argsort(start, kind="stable")] = np.arange(len(start)) % (len(start) // nodes)

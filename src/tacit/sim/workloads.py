@@ -6,13 +6,14 @@ Tables that somebody recorded are read with `read_workload`, the user's own mode
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import ConfigError, did_you_mean
+from tacit.errors import ConfigError
+from tacit.registry import unknown_name
 
 PAPER_PARAMETERS = {"alexnet": 62.3e6, "vgg16": 138e6, "resnet50": 25e6, "googlenet": 6.8e6, "beit_l": 307e6}
 """As the WRHT papers round them."""
@@ -30,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One step of one rank: layers in the order of the forward pass. `source` says where the times come from."""
+    """One step of one rank: layers in the order of the forward pass. `source` names the origin of the times."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -71,8 +72,7 @@ class Workload:
 def workload(name: str, *, batch: int = 32, flops_per_s: float = 125e12, efficiency: float = 0.4) -> Workload:
     """A known model. Times are estimated for `batch` samples at `efficiency` of `flops_per_s` (125e12: a V100's fp16)."""
     if name not in MODELS:
-        hint = did_you_mean(name.lower(), MODELS, cutoff=0.4)
-        raise ConfigError(f"unknown model {name!r}; {hint}known are {', '.join(MODELS)}")
+        raise unknown_name("model", name, MODELS, cutoff=0.4)
     if batch < 1 or not 0 < flops_per_s < inf or not 0 < efficiency <= 1:
         raise ConfigError(
             f"batch={batch}, flops_per_s={flops_per_s:g}, efficiency={efficiency:g}: the batch is 1 or more, the rate above 0, "
@@ -99,18 +99,12 @@ def read_workload(path: Path) -> Workload:
         ) from cause
 
 
-def from_model(
-    model: Any, inputs: Sequence[Any] | None = None, *, name: str = "", repeats: int = 5
-) -> Workload:
-    """The workload of a torch model: its sizes, and with `inputs` for one forward pass its times, recorded here and now.
+def from_model(model: Any, *, name: str = "") -> Workload:
+    """The workload of a torch model, without times: `plan.record_workload` measures those.
 
     A module with parameters of its own is a layer; a parameter that two modules share is counted where it comes first.
     """
     name = name or type(model).__name__
-    if inputs is not None:
-        from tacit.plan.recorder import record_workload
-
-        return record_workload(model, inputs, name=name, repeats=repeats)
     seen: set[int] = set()
     layers = []
     for path, module in model.named_modules():

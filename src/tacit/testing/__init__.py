@@ -8,7 +8,7 @@
 On the command line: `tacit codecs check "int8(block=512)"` or `tacit codecs check mypackage.mymodule:MyCodec`.
 """
 
-from tacit.testing.conformance import CHECKS, Finding, check, require
+from tacit.testing.conformance import CHECKS, LAYOUTS, Finding, check, require
 from tacit.testing.vectors import FAMILIES, nmse, vectors
 
-__all__ = ["CHECKS", "FAMILIES", "Finding", "check", "nmse", "require", "vectors"]
+__all__ = ["CHECKS", "FAMILIES", "LAYOUTS", "Finding", "check", "nmse", "require", "vectors"]

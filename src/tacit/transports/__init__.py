@@ -1,34 +1,8 @@
-"""HOW bytes move: the process group's transfers, and the schemes that answer a codec's requests with them."""
+"""HOW bytes move: the transfers of a process group, the link to an aggregator, the link to a server that does not train.
 
-from collections.abc import Callable
+Transports know nothing of codecs, requests or schemes: they move bytes and count them.
+"""
 
-from tacit.transports.allreduce import AllReduce
-from tacit.transports.dedicated import Dedicated, serve
-from tacit.transports.process_group import Opens, Scheme, Wire
-from tacit.transports.scheduled import Scheduled, schemes
-from tacit.transports.server import Server
-from tacit.transports.sharded import Sharded
-from tacit.transports.star import Star
+from tacit.transports.process_group import Wire, ring_nbytes
 
-SCHEMES: dict[str, Callable[..., Scheme]] = {
-    "allreduce": AllReduce,
-    "sharded": Sharded,
-    "server": Server,
-    "dedicated": Dedicated,
-    "star": Star,
-    **schemes(),
-}
-
-__all__ = [
-    "SCHEMES",
-    "AllReduce",
-    "Dedicated",
-    "Opens",
-    "Scheduled",
-    "Scheme",
-    "Server",
-    "Sharded",
-    "Star",
-    "Wire",
-    "serve",
-]
+__all__ = ["Wire", "ring_nbytes"]

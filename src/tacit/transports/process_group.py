@@ -7,54 +7,15 @@ Counted are payload bytes: not TCP headers, nor the one-byte tokens that pace th
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tacit.errors import TransportError
-from tacit.requests import Codec, Max, Request, Sum, TableSum, Total
 
 _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
-
-
-class Scheme(Protocol):
-    """Who tells whom: turns each request into transfers. Objects hold options only."""
-
-    def check(self, codec: Codec, world: int | None) -> None:
-        """Raises PairingError, with the way out, if this codec cannot be spoken in this scheme."""
-        ...
-
-    def sum(self, wire: "Wire", request: Sum, seed: int) -> Total: ...
-    def table_sum(self, wire: "Wire", request: TableSum) -> Total: ...
-
-
-@runtime_checkable
-class Opens(Protocol):
-    """A scheme with a node that is none of the ranks."""
-
-    def prepare(self) -> None:
-        """Raises ConfigError where this rank lacks what it takes to open it: before a process group is made, in which the others would wait."""
-        ...
-
-    def open(self, wire: "Wire", timeout: timedelta | None) -> None:
-        """Sets `wire.outside`; all ranks call it together, before the first request."""
-        ...
-
-
-class Outside(Protocol):
-    """The way to such a node; closed with the wire, once this rank has asked its last."""
-
-    on_lost: Callable[[BaseException], None]
-    """Called, from any thread, if a rank is known there to be gone while others may still wait for it here."""
-
-    def lost(self) -> Sequence[int]:
-        """Ranks that are known there to be gone."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -63,26 +24,26 @@ class Wire:
 
     group: dist.ProcessGroup
     sent_nbytes: int = 0
-    outside: Outside | None = None
+    lost_ranks: Callable[[], Sequence[int]] = (
+        tuple  # those known to be gone, where something beside the group knows it
+    )
     rank: int = field(init=False)
     world: int = field(init=False)
     _token: Tensor = field(init=False)
-    _what: str = "transfer"
+    _purpose: str = "transfer"
 
     def __post_init__(self) -> None:
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._token = torch.zeros(1, dtype=torch.uint8)
 
-    def answer(self, scheme: Scheme, request: Request, seed: int) -> Any:
-        """The answer to one request, the same on every rank; blocks until it is here."""
-        self._what = type(request).__name__
-        if isinstance(request, Sum):
-            return scheme.sum(self, request, seed)
-        if isinstance(request, TableSum):
-            return scheme.table_sum(self, request)
-        if isinstance(request, Max):
-            return self.max(request)
-        return self.all_gather([request.value.numel()] * self.world, request.value, shape=request.value.shape)
+    @contextmanager
+    def purpose(self, what: str) -> Iterator[None]:
+        """Inside of it, an error of a transfer names `what` was lost."""
+        before, self._purpose = self._purpose, what
+        try:
+            yield
+        finally:
+            self._purpose = before
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -90,11 +51,11 @@ class Wire:
         try:
             yield
         except (RuntimeError, ValueError, dist.DistError) as cause:
-            raise self.lost(self._what, cause) from cause
+            raise self.lost(self._purpose, cause) from cause
 
     def lost(self, what: str, cause: BaseException) -> TransportError:
         reason = " ".join(str(cause).split())[:300]
-        gone = ", ".join(f"rank {rank}" for rank in self.outside.lost()) if self.outside else ""
+        gone = ", ".join(f"rank {rank}" for rank in self.lost_ranks())
         who = (
             f"{gone} went away"
             if gone
@@ -104,34 +65,6 @@ class Wire:
             f"rank {self.rank} of {self.world} lost the exchange in a {what}: {who}; restart all ranks from the last "
             f"checkpoint ({reason})"
         )
-
-    def scatter_sum(self, rows: Sequence[Sum]) -> Tensor:
-        """Row r of every rank goes to rank r only: the sum of this rank's own row, in float32 (FSDP2's need).
-
-        n - 1 rows leave each rank, half of what gloo's reduce_scatter sends; nothing is packed twice.
-        """
-        own = rows[self.rank].payload
-        self._what = "reduce-scatter"
-        parts = self.all_to_all([row.payload.data for row in rows], [own.data.numel()] * self.world)
-        total = torch.zeros(own.numel, dtype=torch.float32, device=own.data.device)
-        for part in parts:
-            own.form.unpack_add(part, total)
-        return total
-
-    def scatter_table_sum(self, rows: Sequence[TableSum]) -> Tensor:
-        """Row r of every rank goes to rank r only: the lanes of this rank's own row."""
-        own = rows[self.rank]
-        own.lanes.check(self.world)
-        self._what = "reduce-scatter"
-        parts = self.all_to_all([row.index for row in rows], [own.index.numel()] * self.world)
-        lanes = own.index.new_zeros(own.numel, dtype=own.lanes.dtype)
-        for index in parts:
-            own.add(index, lanes)
-        return lanes
-
-    def max(self, request: Max) -> Tensor:
-        value = request.value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        return self.all_reduce(value, dist.ReduceOp.MAX)
 
     def all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""

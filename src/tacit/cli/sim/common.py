@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tacit.schedules import Schedule
-    from tacit.sim.place import Place
+    from tacit.sim.fabric import Fabric
+    from tacit.sim.workloads import Workload
 
 MOST_NBYTES = 10**18
 ON_HELP = "network: star(rate=10Gbit, latency=5us), optical(wavelengths=64, rate=40GB/s, setup=25us), ... or a .toml file"
@@ -39,7 +40,7 @@ def parser(actions: Any, name: str, help_: str, example: str) -> argparse.Argume
 
 
 class Once(argparse._StoreAction):
-    """Stores an option's value, and refuses to be given another; argparse would take the last without a word."""
+    """Stores an option's value, and refuses to be given another; argparse would silently take the last."""
 
     def __call__(
         self,
@@ -95,11 +96,21 @@ def vector_of(args: argparse.Namespace) -> tuple[int, str]:
     if args.size is not None:
         nbytes = size_of(args.size, "--size")
         return nbytes, size_text(nbytes)
-    from tacit.sim.texts import parse_model
-
-    work = parse_model(args.model)
+    work = model_of(args.model)
     nbytes = 4 * work.parameters
     return nbytes, f"{size_text(nbytes)} ({work.parameters:,} float32 parameters of {work.name})"
+
+
+def model_of(text: str, **options: Any) -> Workload:
+    """The workload that `text` names; a torch model that comes with inputs is timed here and now."""
+    from tacit.sim.texts import parse_model
+
+    def record(model: Any, inputs: Sequence[Any], name: str) -> Workload:
+        from tacit.plan import record_workload  # imports torch
+
+        return record_workload(model, inputs, name=name)
+
+    return parse_model(text, record=record, **options)
 
 
 def size_of(text: str, option: str) -> int:
@@ -110,13 +121,13 @@ def size_of(text: str, option: str) -> int:
     return nbytes
 
 
-def place_of(args: argparse.Namespace, world: int | None) -> Place:
-    from tacit.sim.place import parse_place
+def fabric_of(args: argparse.Namespace, world: int | None) -> Fabric:
+    from tacit.sim.fabric import parse_fabric
 
-    return parse_place(args.on, world, stripe=args.stripe, aggregators_on=args.aggregators_on)
+    return parse_fabric(args.on, world, stripe=args.stripe, aggregators_on=args.aggregators_on)
 
 
-def schedules_on(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Schedule], Place]:
+def schedules_on(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Schedule], Fabric]:
     """The schedules and the network they are costed on; ranks are those of --world, else of a file, else of the network."""
     from tacit.schedules import load
     from tacit.sim.texts import parse_schedule, parse_world
@@ -125,9 +136,9 @@ def schedules_on(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[S
     own = [load(text) for text in texts if text.endswith((".json", ".toml"))]
     if world is None and own:
         world = own[0].world
-    place = place_of(args, world)
-    world = place.nodes if world is None else world
-    return [parse_schedule(text, world, place.ring) for text in texts], place
+    fabric = fabric_of(args, world)
+    world = fabric.nodes if world is None else world
+    return [parse_schedule(text, world, fabric.ring) for text in texts], fabric
 
 
 def print_json(value: Any) -> None:
@@ -158,7 +169,7 @@ def waiting(for_what: str) -> Iterator[None]:
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Lines of a name and what there is to say, the names aligned."""
+    """Prints a line for each name and its text, the texts aligned."""
     width = max(len(name) for name, _ in facts) + 2
     for name, text in facts:
         print(f"{name:<{width}}{text}".rstrip())

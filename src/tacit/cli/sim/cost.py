@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tacit.cli.sim import common
 from tacit.units import size_text, time_text
 
 if TYPE_CHECKING:
-    from tacit.schedules import Schedule
-    from tacit.sim.cost import Cost, StageCost
-    from tacit.sim.payloads import Payload
-    from tacit.sim.place import Place
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """What one schedule takes: a cost for every collective (one, unless a codec asks for more)."""
-
-    text: str
-    schedule: Schedule
-    payloads: tuple[Payload, ...]
-    costs: tuple[Cost, ...]
-    alpha_beta_s: float | None
-    bound_s: float | None
-
-    @property
-    def time_s(self) -> float:
-        return sum(cost.time_s for cost in self.costs)
-
-    @property
-    def latency_s(self) -> float:
-        return sum(cost.latency_s for cost in self.costs)
-
-    @property
-    def stage_count(self) -> int:
-        return sum(cost.stage_count for cost in self.costs)
-
-    @property
-    def vectors(self) -> float:
-        """What leaves the busiest rank, in vectors."""
-        return float(self.schedule.sent_chunks()[: self.schedule.world].max(initial=0)) / self.schedule.chunks
+    from tacit.sim import Estimate, Fabric, StageCost
 
 
 def add_parser(actions: Any) -> None:
@@ -58,70 +26,34 @@ def add_parser(actions: Any) -> None:
     common.add_where(parser)
     common.add_vector(parser)
     parser.add_argument(
-        "--codec", help="say it with a codec, as in a strategy: hush, bf16 (this imports torch)"
+        "--codec", help="encode it with a codec, as in a strategy: hush, bf16 (this imports torch)"
     )
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    schedules, place = common.schedules_on(args, args.schedules)
+    from tacit.sim import cost
+
+    schedules, fabric = common.schedules_on(args, args.schedules)
     nbytes, vector = common.vector_of(args)
-    answers = [
-        answer(text, schedule, place, nbytes, args.codec)
+    estimates = [
+        replace(cost(schedule, fabric, nbytes, codec=args.codec), name=text)
         for text, schedule in zip(args.schedules, schedules, strict=True)
     ]
-    answers.sort(key=lambda found: found.time_s)
+    estimates.sort(key=lambda found: found.time_s)
     if args.json:
-        common.print_json([record(found, place, args.codec) for found in answers])
-    elif len(answers) == 1:
-        _print_one(answers[0], place, vector, args.codec)
+        common.print_json([found.as_record() for found in estimates])
+    elif len(estimates) == 1:
+        _print_one(estimates[0], vector)
     else:
-        _print_many(answers, place, vector, args.codec)
+        _print_many(estimates, vector)
     return 0
 
 
-def answer(text: str, schedule: Schedule, place: Place, nbytes: float, codec: str | None = None) -> Answer:
-    """The cost of one schedule. On an optical ring the light of every stage is proven free of collisions first."""
-    from tacit.sim.payloads import costs, of_codec, plain
-
-    payloads = plain(nbytes) if codec is None else of_codec(codec, int(nbytes) // 4, schedule)
-    place.prove(schedule)
-    found = costs(schedule, payloads, place)
-    even = [p.up_nbytes == p.down_nbytes for p in payloads]
-    check_s = sum(place.alpha_beta_s(schedule, cost) for cost in found) if all(even) else None
-    bounds = [place.lower_bound_s(schedule, p.up_nbytes) for p in payloads]
-    bound_s = sum(b for b in bounds if b is not None) if all(even) and None not in bounds else None
-    return Answer(text, schedule, payloads, found, check_s, bound_s)
-
-
-def record(found: Answer, place: Place, codec: str | None) -> dict[str, Any]:
-    """One schedule's answer as JSON."""
-    whole: dict[str, Any] = {
-        "schedule": found.text,
-        "world": found.schedule.world,
-        "network": place.as_record(),
-        "codec": codec,
-        "time_s": found.time_s,
-        "latency_s": found.latency_s,
-        "stage_count": found.stage_count,
-        "vectors_sent_by_busiest_rank": found.vectors,
-        "alpha_beta_s": found.alpha_beta_s,
-        "lower_bound_s": found.bound_s,
-        "light_proven": place.ring is not None,
-    }
-    return whole | {
-        "requests": [
-            {"kind": payload.kind, "up_nbytes": payload.up_nbytes, "down_nbytes": payload.down_nbytes}
-            | cost.as_record()
-            for payload, cost in zip(found.payloads, found.costs, strict=True)
-        ]
-    }
-
-
-def _print_one(found: Answer, place: Place, vector: str, codec: str | None) -> None:
+def _print_one(found: Estimate, vector: str) -> None:
     out = common.console()
-    common.print_facts(_facts(found, place, vector, codec))
-    light = place.ring is not None
+    common.print_facts(_facts(found, vector))
+    light = found.fabric.ring is not None
     heads = ["stages", "times", "parts", "transfers", "bytes each", "latency", "transfer", "time", "share"]
     heads += ["wave-\nlengths", "stripes", "hops"] if light else ["hops"]
     rows, number = [], 0
@@ -134,17 +66,17 @@ def _print_one(found: Answer, place: Place, vector: str, codec: str | None) -> N
     common.print_table(out, [*heads, "what limits"], rows, left=(0, len(heads)))
 
 
-def _facts(found: Answer, place: Place, vector: str, codec: str | None) -> list[tuple[str, str]]:
-    schedule = found.schedule
-    said = [("codec", _codec_words(found, codec))] if codec else []
+def _facts(found: Estimate, vector: str) -> list[tuple[str, str]]:
+    schedule, fabric = found.schedule, found.fabric
+    codec = [("codec", _codec_text(found))] if found.codec else []
     facts = [
         (
             "schedule",
-            f"{found.text} among {schedule.world:,} ranks, {common.some(schedule.chunks, 'chunk')}, {common.some(schedule.transfer_count, 'transfer')}",
+            f"{found.name} among {schedule.world:,} ranks, {common.some(schedule.chunks, 'chunk')}, {common.some(schedule.transfer_count, 'transfer')}",
         ),
-        ("on", place.text),
+        ("on", fabric.text),
         ("vector", vector),
-        *said,
+        *codec,
         ("", ""),
         (
             "total",
@@ -154,47 +86,47 @@ def _facts(found: Answer, place: Place, vector: str, codec: str | None) -> list[
     if found.alpha_beta_s:
         model = (
             "stages x (set-up + longest transfer on one wavelength)"
-            if place.ring
+            if fabric.ring
             else "stages x latency + busiest rank's bytes over its link"
         )
         ratio = found.time_s / found.alpha_beta_s
         facts.append(
             (
                 "alpha-beta",
-                f"{time_text(found.alpha_beta_s)}: {model}; the total is {ratio:.3g}x{_why(ratio, place)}",
+                f"{time_text(found.alpha_beta_s)}: {model}; the total is {ratio:.3g}x{_why(ratio, fabric)}",
             )
         )
-    if found.bound_s:
+    if found.lower_bound_s:
         facts.append(
             (
                 "lower bound",
-                f"{time_text(found.bound_s)}: no all-reduce of these bytes is faster here{_assumption(place)}; the total is {found.time_s / found.bound_s:.3g}x",
+                f"{time_text(found.lower_bound_s)}: no all-reduce of these bytes is faster here{_assumption(fabric)}; the total is {found.time_s / found.lower_bound_s:.3g}x",
             )
         )
     facts.append(("busiest rank", f"sends {found.vectors:.4g} vectors"))
-    if place.ring is not None:
+    if fabric.ring is not None:
         facts.append(("light", "proven: no wavelength is used twice on an arc of one direction"))
     return facts
 
 
-def _assumption(place: Place) -> str:
+def _assumption(fabric: Fabric) -> str:
     """What the bound rests on, where there is light."""
-    if place.ring is None:
+    if fabric.ring is None:
         return ""
     from tacit.sim.bounds import ASSUMES
 
     return f" ({ASSUMES})"
 
 
-def _why(ratio: float, place: Place) -> str:
-    if place.ring is not None:
+def _why(ratio: float, fabric: Fabric) -> str:
+    if fabric.ring is not None:
         return ": sub-stages" if ratio > 1.005 else ": striped" if ratio < 0.995 else ""
     return ": links are shared" if ratio > 1.005 else ": adding in the path" if ratio < 0.995 else ""
 
 
-def _codec_words(found: Answer, codec: str | None) -> str:
+def _codec_text(found: Estimate) -> str:
     asked = [f"{p.kind} of {_both(p.up_nbytes, p.down_nbytes)}" for p in found.payloads]
-    return f"{codec}: {', '.join(asked)}; its own time is not counted"
+    return f"{found.codec}: {', '.join(asked)}; its own time is not counted"
 
 
 def _both(up_nbytes: float, down_nbytes: float) -> str:
@@ -223,21 +155,24 @@ def _row(stage: StageCost, number: int, total_s: float, light: bool, kind: str) 
     ]
 
 
-def _print_many(answers: list[Answer], place: Place, vector: str, codec: str | None) -> None:
-    out, best_s = common.console(), answers[0].time_s
-    common.print_facts([("on", place.text), ("vector", vector), *([("codec", codec)] if codec else [])])
+def _print_many(estimates: list[Estimate], vector: str) -> None:
+    out, first = common.console(), estimates[0]
+    best_s = first.time_s
+    common.print_facts(
+        [("on", first.fabric.text), ("vector", vector), *([("codec", first.codec)] if first.codec else [])]
+    )
     rows = [
         [
-            found.text,
+            found.name,
             time_text(found.time_s),
             f"{found.time_s / best_s:.2f}x" if best_s else "-",
-            f"{found.time_s / found.bound_s:.2f}x" if found.bound_s else "-",
+            f"{found.time_s / found.lower_bound_s:.2f}x" if found.lower_bound_s else "-",
             f"{found.stage_count:,}",
             time_text(found.latency_s),
             f"{found.vectors:.4g}",
             time_text(found.alpha_beta_s) if found.alpha_beta_s is not None else "-",
         ]
-        for found in answers
+        for found in estimates
     ]
     heads = [
         "schedule",

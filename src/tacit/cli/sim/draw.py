@@ -32,24 +32,24 @@ def add_parser(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tacit.sim.draw import draw_stages
-    from tacit.sim.pictures import check_suffix, render
+    from tacit.sim.drawing.draw import draw_stages
+    from tacit.sim.drawing.pictures import check_suffix, render
     from tacit.sim.texts import parse_schedule, parse_world
 
     check_suffix(args.out.suffix)
     if args.timeline and (args.on is None or (args.size is None and args.model is None)):
         raise ConfigError("--timeline needs a network and a vector; give --on, and --size or --model")
     if args.on is None:
-        place, schedule = None, parse_schedule(args.schedule, parse_world(args.world))
+        fabric, schedule = None, parse_schedule(args.schedule, parse_world(args.world))
     else:
-        (schedule,), place = common.schedules_on(args, [args.schedule])
-        place.prove(schedule)
-    if place is not None and args.timeline:
-        from tacit.sim.timelines import draw_timeline
+        (schedule,), fabric = common.schedules_on(args, [args.schedule])
+        fabric.prove(schedule)
+    if fabric is not None and args.timeline:
+        from tacit.sim.drawing.timelines import draw_timeline
 
-        figure = draw_timeline(schedule, common.vector_of(args)[0], place, title=args.schedule)
+        figure = draw_timeline(schedule, common.vector_of(args)[0], fabric, title=args.schedule)
     else:
-        figure = draw_stages(schedule, place, title=args.schedule)
+        figure = draw_stages(schedule, fabric, title=args.schedule)
     common.write_whole(
         args.out, render(figure, args.out.suffix, title=f"{args.schedule} among {schedule.world} ranks")
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from tacit.cli.sim import common
 from tacit.errors import ConfigError
+from tacit.registry import unknown_name
 from tacit.units import time_text
 
 LIGHT = {"ring": "Ring", "h_ring": "H-Ring", "bt": "BT"}
@@ -31,10 +32,10 @@ def add_parser(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tacit.sim.papers import wrht, write_figures
+    from tacit.sim.studies.papers import wrht, write_figures
 
     if args.paper != "wrht":
-        raise ConfigError(f"no paper is called {args.paper!r}; take wrht")
+        raise unknown_name("paper", args.paper, ["wrht"])
     if args.figures is not None and args.figures.exists() and not args.figures.is_dir():
         raise ConfigError(f"--figures {args.figures}: this is a file; name a folder")
     with common.waiting("costing every reading"):

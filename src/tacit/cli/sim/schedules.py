@@ -20,7 +20,7 @@ def add_parser(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tacit.schedules import SCHEDULES, SHAPES
-    from tacit.sim.place import OPTICAL_OPTIONS
+    from tacit.sim.fabric import OPTICAL_OPTIONS
     from tacit.topology import NETWORKS
 
     schedules = [_about(name, maker, "sum") for name, maker in SCHEDULES.items()]
@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
 def _about(name: str, maker: Callable[..., Any], goal: str) -> dict[str, Any]:
     """The first line of the file that makes it."""
     doc = sys.modules[maker.__module__].__doc__ or ""
-    options = [f"{key}={value}" for key, value in (maker.__kwdefaults__ or {}).items()]
-    return {"name": name, "goal": goal, "options": options, "about": doc.strip().splitlines()[0]}
+    _, *parameters = inspect.signature(maker).parameters.values()
+    options = [f"{option.name}={option.default}" for option in parameters]
+    return {"name": name, "goal": goal, "options": options, "about": doc.strip().partition("\n")[0]}
 
 
 def _network_options(maker: Callable[..., Any]) -> list[str]:

@@ -13,9 +13,9 @@ from tacit.units import time_text
 
 if TYPE_CHECKING:
     from tacit.sim.bounds import Bounds
-    from tacit.sim.cost import Cost
-    from tacit.sim.place import Place
-    from tacit.sim.rivals import Rival
+    from tacit.sim.costs import Cost
+    from tacit.sim.fabric import Fabric
+    from tacit.sim.studies.rivals import Rival
 
 
 def add_parser(actions: Any) -> None:
@@ -37,36 +37,36 @@ def add_parser(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tacit.sim.place import parse_place
-    from tacit.sim.rivals import FAMILIES, Rival, tuned
-    from tacit.sim.search import search
+    from tacit.sim.fabric import parse_fabric
+    from tacit.sim.studies.rivals import FAMILIES, Rival, tuned
+    from tacit.sim.studies.search import search
     from tacit.sim.texts import parse_world
 
     world = parse_world(args.world)
     nbytes, vector = common.vector_of(args)
-    place = parse_place(args.on, world)
-    if place.ring is None:
+    fabric = parse_fabric(args.on, world)
+    if fabric.ring is None:
         raise ConfigError(f"--on {args.on}: the search is for optical rings; give optical(...)")
     with common.waiting("searching"):
-        found = search(world or place.nodes, nbytes, place.ring, finalists=args.finalists, proven=False)
-        rows = [tuned(family, nbytes, place.ring) for family in FAMILIES]
+        found = search(world or fabric.nodes, nbytes, fabric.ring, finalists=args.finalists, proven=False)
+        rows = [tuned(family, nbytes, fabric.ring) for family in FAMILIES]
     rows = sorted([Rival(found.text, True, found.cost), *rows], key=lambda row: row.time_s)
-    place = replace(place, stripe=rows[0].stripe)
+    fabric = replace(fabric, stripe=rows[0].stripe)
     with common.waiting("proving"):
-        proof = _proven(rows[0], place)
+        proof = _proven(rows[0], fabric)
     if args.json:
-        common.print_json(_record(rows, place, proof, found.bounds))
+        common.print_json(_record(rows, fabric, proof, found.bounds))
     else:
-        _print(rows, place, proof, found.bounds, vector)
+        _print(rows, fabric, proof, found.bounds, vector)
     return 0
 
 
-def _proven(best: Rival, place: Place) -> str:
-    """What was proven of the winner; raises ScheduleError if it is not what it says."""
+def _proven(best: Rival, fabric: Fabric) -> str:
+    """What was proven of the winner; raises ScheduleError if it fails verification."""
     from tacit.sim.texts import parse_schedule
 
-    schedule = parse_schedule(best.schedule, place.nodes, place.ring)
-    place.prove(schedule)
+    schedule = parse_schedule(best.schedule, fabric.nodes, fabric.ring)
+    fabric.prove(schedule)
     try:
         verify.check_effort(schedule)
     except ConfigError:
@@ -80,7 +80,7 @@ def _cost(row: Rival) -> Cost:
     return row.cost
 
 
-def _record(rows: list[Rival], place: Place, proof: str, bounds: Bounds) -> dict[str, Any]:
+def _record(rows: list[Rival], fabric: Fabric, proof: str, bounds: Bounds) -> dict[str, Any]:
     from tacit.sim.bounds import ASSUMES
 
     best = rows[0]
@@ -88,7 +88,7 @@ def _record(rows: list[Rival], place: Place, proof: str, bounds: Bounds) -> dict
     return {
         "schedule": best.schedule,
         "stripe": best.stripe,
-        "network": place.as_record(),
+        "network": fabric.as_record(),
         "nbytes": cost.nbytes,
         "proven": proof,
         "ratio_to_bound": cost.time_s / bounds.combined_s if bounds.combined_s else 1.0,
@@ -105,7 +105,7 @@ def _rival(row: Rival) -> dict[str, Any]:
     return record | {"time_s": row.time_s, "stage_count": row.cost.stage_count}
 
 
-def _print(rows: list[Rival], place: Place, proof: str, bounds: Bounds, vector: str) -> None:
+def _print(rows: list[Rival], fabric: Fabric, proof: str, bounds: Bounds, vector: str) -> None:
     from tacit.sim.bounds import ASSUMES
 
     best, cost = rows[0], _cost(rows[0])
@@ -113,7 +113,7 @@ def _print(rows: list[Rival], place: Place, proof: str, bounds: Bounds, vector: 
     common.print_facts(
         [
             ("found", f"{best.schedule} among {cost.world:,} ranks"),
-            ("on", place.text),
+            ("on", fabric.text),
             ("vector", vector),
             ("", ""),
             (

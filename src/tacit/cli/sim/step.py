@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tacit.schedules import Schedule
+    from tacit.sim.fabric import Fabric
     from tacit.sim.overlap import CodecCost, StepTime
-    from tacit.sim.payloads import Payload
-    from tacit.sim.place import Place
+    from tacit.sim.payloads import PayloadSize
 
 
 def add_parser(actions: Any) -> None:
@@ -36,7 +36,7 @@ def add_parser(actions: Any) -> None:
         "--bucket", default="25MiB", help="bytes of gradients that travel together (default 25MiB, as DDP)"
     )
     parser.add_argument(
-        "--codec", help="say it with a codec, as in a strategy: hush, bf16 (this imports torch)"
+        "--codec", help="encode it with a codec, as in a strategy: hush, bf16 (this imports torch)"
     )
     parser.add_argument(
         "--encode", default="0ns", help="the codec's time an element to encode: 0.5ns (default 0ns)"
@@ -57,13 +57,12 @@ def add_parser(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tacit.sim.overlap import DDP_FIRST_BUCKET_NBYTES, step_time
-    from tacit.sim.texts import parse_model
 
     bucket_nbytes = common.size_of(args.bucket, "--bucket")
-    work = parse_model(args.model, **models.compute_of(args))
-    (schedule,), place = common.schedules_on(args, [args.schedule])
-    place.prove(schedule)
-    codec, transfer_s = _codec(args, schedule, place)
+    work = common.model_of(args.model, **models.compute_of(args))
+    (schedule,), fabric = common.schedules_on(args, [args.schedule])
+    fabric.prove(schedule)
+    codec, transfer_s = _codec(args, schedule, fabric)
     first_nbytes = min(bucket_nbytes, DDP_FIRST_BUCKET_NBYTES)
     step = step_time(
         work,
@@ -74,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         slowest=args.slowest,
     )
     if args.draw is not None:
-        from tacit.sim.pictures import render
-        from tacit.sim.timelines import draw_step
+        from tacit.sim.drawing.pictures import render
+        from tacit.sim.drawing.timelines import draw_step
 
         common.write_whole(
             args.draw, render(draw_step(step), args.draw.suffix, title=f"{work.name}: one step")
@@ -84,23 +83,23 @@ def run(args: argparse.Namespace) -> int:
         about = {
             "schedule": args.schedule,
             "world": schedule.world,
-            "network": place.as_record(),
+            "network": fabric.as_record(),
             "codec": args.codec,
         }
         common.print_json(about | {"source": work.source} | step.as_record())
     else:
-        _print(args, step, place, schedule, work.source)
+        _print(args, step, fabric, schedule, work.source)
     return 0
 
 
 def _codec(
-    args: argparse.Namespace, schedule: Schedule, place: Place
+    args: argparse.Namespace, schedule: Schedule, fabric: Fabric
 ) -> tuple[CodecCost, Callable[[int], float]]:
-    """What the codec makes of a bucket, and how long its payloads take; sizes are remembered, since the times ask by size."""
+    """What the codec makes of a bucket, and how long its payloads take; sizes are remembered, since the times are looked up by size."""
     from tacit.sim.overlap import CodecCost
     from tacit.sim.payloads import costs, of_codec, plain
 
-    asked: dict[int, tuple[Payload, ...]] = {}
+    asked: dict[int, tuple[PayloadSize, ...]] = {}
 
     def nbytes(elements: int) -> int:
         payloads = plain(4 * elements) if args.codec is None else of_codec(args.codec, elements, schedule)
@@ -109,12 +108,12 @@ def _codec(
         return total
 
     def transfer_s(total: int) -> float:
-        return sum(cost.time_s for cost in costs(schedule, asked[total], place))
+        return sum(cost.time_s for cost in costs(schedule, asked[total], fabric))
 
     return CodecCost(nbytes, parse_time(args.encode), parse_time(args.decode)), transfer_s
 
 
-def _print(args: argparse.Namespace, step: StepTime, place: Place, schedule: Schedule, source: str) -> None:
+def _print(args: argparse.Namespace, step: StepTime, fabric: Fabric, schedule: Schedule, source: str) -> None:
     compute_s = step.forward_s + step.backward_s
     payload = sum(bucket.nbytes for bucket in step.buckets)
     out = common.console()
@@ -125,7 +124,7 @@ def _print(args: argparse.Namespace, step: StepTime, place: Place, schedule: Sch
     facts = [
         ("model", f"{step.workload}, times {source}"),
         ("schedule", f"{args.schedule} among {schedule.world:,} ranks"),
-        ("on", place.text),
+        ("on", fabric.text),
         ("codec", codec),
         ("", ""),
         (

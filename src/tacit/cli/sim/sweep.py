@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tacit.records import Record
-    from tacit.sim.sweep import Point
+    from tacit.sim.studies.sweep import SweepPoint
 
 
 def add_parser(actions: Any) -> None:
@@ -48,12 +48,12 @@ def add_parser(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tacit.records import Recorder, host_facts
-    from tacit.sim.sweep import COMMAND, known, peak_nbytes, points, sweep
+    from tacit.sim.studies.sweep import COMMAND, known, peak_nbytes, points, sweep
     from tacit.sim.texts import parse_world, split_list
 
     worlds = [parse_world(text, "--worlds") or 1 for text in split_list(args.worlds)]
     todo = points(split_list(args.schedules), worlds, _vectors(args), args.on, args.stripe)
-    _check_words(todo)
+    _check_texts(todo)
     have = known(args.out)
     skipped = sum(point in have for point in todo)
     start_s = time.perf_counter()
@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(args: argparse.Namespace) -> dict[str, int]:
-    from tacit.sim.texts import parse_model, split_list
+    from tacit.sim.texts import split_list
 
     vectors = {}
     for text in split_list(args.models) if args.models else []:
-        work = parse_model(text)
+        work = common.model_of(text)
         vectors[work.name] = 4 * work.parameters
     for text in split_list(args.sizes) if args.sizes else []:
         vectors[text] = common.size_of(text, "--sizes")
@@ -104,20 +104,20 @@ def _vectors(args: argparse.Namespace) -> dict[str, int]:
     return vectors
 
 
-def _check_words(todo: list[Point]) -> None:
-    """A word that no world could make right is refused before anything is written: every schedule and network, for 4 ranks."""
-    from tacit.sim.place import parse_place
+def _check_texts(todo: list[SweepPoint]) -> None:
+    """Refuses text that no world size makes valid before anything is written: parses every schedule and network for 4 ranks."""
+    from tacit.sim.fabric import parse_fabric
     from tacit.sim.texts import parse_schedule
 
     for on in dict.fromkeys(point.on for point in todo):
-        place = parse_place(on, 4, stripe=todo[0].stripe)
+        fabric = parse_fabric(on, 4, stripe=todo[0].stripe)
         for text in dict.fromkeys(point.schedule for point in todo):
             if not text.endswith((".json", ".toml")):
-                parse_schedule(text, 4, place.ring)
+                parse_schedule(text, 4, fabric.ring)
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[Point, Record], None]]:
+def _progress(total: int) -> Iterator[Callable[[SweepPoint, Record], None]]:
     """A bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda point, record: None
@@ -135,7 +135,7 @@ def _progress(total: int) -> Iterator[Callable[[Point, Record], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=total)
 
-        def advance(point: Point, record: Record) -> None:
+        def advance(point: SweepPoint, record: Record) -> None:
             doing = f"{point.schedule} among {point.world:,}: {time_text(record['took_s'])}"
             progress.update(bar, advance=1, description=doing.replace("[", r"\["))
 

@@ -1,4 +1,4 @@
-"""`tacit sim verify`: the proof that a schedule does what it says, and the counts of what it sends."""
+"""`tacit sim verify`: the proof that a schedule reaches its goal, and the counts of what it sends."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from tacit.sim.texts import parse_schedule, parse_world
 
     if args.on is None:
-        place, schedule = None, parse_schedule(args.schedule, parse_world(args.world))
+        fabric, schedule = None, parse_schedule(args.schedule, parse_world(args.world))
     else:
-        (schedule,), place = common.schedules_on(args, [args.schedule])
+        (schedule,), fabric = common.schedules_on(args, [args.schedule])
     check_effort(schedule)
     with common.waiting("proving"):
         schedule.verify()
@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
         "vectors_a_rank_sends": [float(sent.min(initial=0)), float(sent.max(initial=0))],
         "vectors_in_all": float(schedule.sent_chunks().sum() / schedule.chunks),
     }
-    if place is not None:
-        place.prove(schedule)
-        facts["network"] = place.as_record()
-        facts["light"] = None if place.ring is None else _light(place.cost(schedule, 1.0))
+    if fabric is not None:
+        fabric.prove(schedule)
+        facts["network"] = fabric.as_record()
+        facts["light"] = None if fabric.ring is None else _light(fabric.cost(schedule, 1.0))
     if args.json:
         common.print_json(facts)
     else:

@@ -1,0 +1,1 @@
+"""Experiments in a lab: `experiment.py` reads a file, `session.py` runs it, and `jobs/` holds what can be run."""

@@ -1,0 +1,1 @@
+"""Figures as SVG text, drawn from the values of `tacit.report.model`."""

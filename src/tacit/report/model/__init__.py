@@ -1,0 +1,1 @@
+"""What the records of a run mean: runs, comparisons, trials, verdicts and table rows, as values."""

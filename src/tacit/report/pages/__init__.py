@@ -1,0 +1,1 @@
+"""HTML: the sections of a page, and the page."""

@@ -1,0 +1,1 @@
+"""Schedules, timelines and steps as pictures (matplotlib)."""

@@ -1,0 +1,1 @@
+"""One codec, rule, scheme, schedule, topology and job from outside tacit, a file each."""
