@@ -7,8 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)  # the same data and the same start on every rank
     x = torch.randn(4096, 32)
     y = (x @ torch.randn(32, 10)).argmax(1)
@@ -27,8 +26,9 @@ def main() -> None:
     accuracy = (logits.argmax(1) == y[3072:]).float().mean().item()
     if dist.get_rank() == 0:
         print(f"loss {cross_entropy(logits, y[3072:]).item():.4f}, accuracy {accuracy:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()  # when the model is gone: a DDP model that outlives its group can hang gloo

@@ -7,13 +7,16 @@ Functions are sent by module file and name, so a body must be a top-level functi
 """
 
 import contextlib
+import faulthandler
 import importlib.util
 import io
 import multiprocessing as mp
 import os
 import runpy
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -60,7 +63,7 @@ class Ranks:
             process = self._context.Process(target=_serve, args=(there,), daemon=True)
             process.start()
             there.close()
-            here.send((where, args, rank, world, store, timeout_s))
+            here.send((where, args, rank, world, store, timeout_s, f"{self._folder.name}/stacks-{rank}"))
             self._workers.append((process, here))
 
     def process_id(self, rank: int) -> int:
@@ -73,10 +76,17 @@ class Ranks:
             if pipe.poll(TIMEOUT_S * 2):
                 found: tuple[str, Any] = pipe.recv()
                 return found
-            return "error", "no answer in time"
+            return "error", f"no answer in time; its threads are in\n{self._stacks(rank)}"
         except EOFError:
             process.join(10)
             return "died", process.exitcode
+
+    def _stacks(self, rank: int) -> str:
+        """Where the threads of a rank that does not answer are."""
+        assert self._folder is not None
+        os.kill(self.process_id(rank), signal.SIGUSR1)
+        time.sleep(1.0)
+        return Path(self._folder.name, f"stacks-{rank}").read_text()
 
     def results(self, world: int) -> list[tuple[str, Any]]:
         found = [self.result(rank) for rank in range(world)]
@@ -132,7 +142,8 @@ def _serve(pipe: Any) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    where, args, rank, world, store, timeout_s = pipe.recv()
+    where, args, rank, world, store, timeout_s, stacks = pipe.recv()
+    faulthandler.register(signal.SIGUSR1, Path(stacks).open("w"), all_threads=True)  # noqa: SIM115
     try:
         function = _load(where)
         if function.__name__ != printed.__name__:  # which joins a group itself

@@ -32,6 +32,7 @@ for _ in range(3):
     model(torch.randn(16, 8)).square().mean().backward()
     optimizer.step()
 print(sum(p.double().sum().item() for p in model.parameters()))
+del model, optimizer  # before their group, see docs/attach.md
 dist.destroy_process_group()
 """
 

@@ -223,7 +223,8 @@ def _pause_of(what: str, seconds: int, scale: bool = True) -> Case:
     name = f"a pause of {seconds} s of {what}"
     end = _is_through if not lost else _is_back if seconds == 13 else _went
     if what == "the aggregator":
-        pause_s, lost, end = max(pause_s, 1.6), "nothing has come from its plane", _went
+        pause_s, end = max(pause_s, 1.6), _went
+        lost = "nothing has come from its plane|is gone from job"  # the plane after 1 s, or the lease: whichever is seen first
         return Case(name, lambda s: s.pause(s.aggregator.process.pid, pause_s), end, lost, lease_s)
     if what == "a rank":
         return Case(name, lambda s: s.pause(s.rank_pid, pause_s), end, lost, lease_s)
