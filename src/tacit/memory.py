@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tacit.errors import CheckpointError, ConformanceError
 from tacit.layout import Layout, Placement
-from tacit.requests import check_rule, new_tensor
+from tacit.requests import check_rule, has_shape, new_tensor
 
 Kept = Mapping[str, Any]  # of one slot: by parameter name, a Tensor or {"rule": ..., "parts": ...}
 
@@ -58,12 +58,21 @@ class MemoryStore:
         return self._flats[key][1]
 
     def tensor(
-        self, slot: str, name: str, part: str, wanted: Tensor, rule: str, init: Callable[[], Tensor] | None
+        self,
+        slot: str,
+        name: str,
+        part: str,
+        shape: Sequence[int | None],
+        *,
+        rule: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        init: Callable[[], Tensor] | None,
     ) -> Tensor:
-        """The tensor of `part` of parameter `name`, of the shape, dtype and device of `wanted` (a meta tensor has no values)."""
+        """The tensor of `part` of parameter `name`; None in `shape` fits any length."""
         key = (slot, name)
         if key not in self._tensors:
-            check_rule(slot, rule, wanted.dtype)
+            check_rule(slot, rule, dtype)
             if any(kept == slot for kept, _ in self._flats):
                 raise _two_kinds(slot)
             loaded = self._loaded.get(slot, {}).get(name)
@@ -71,15 +80,15 @@ class MemoryStore:
             self._tensors[key] = _Tensors(rule, parts)
         parts = self._tensors[key].parts
         if part not in parts:
-            parts[part] = new_tensor(wanted, init)
+            parts[part] = new_tensor(shape, dtype, device, init)
         kept = parts[part]
-        if kept.shape != wanted.shape or kept.dtype != wanted.dtype:
+        if not has_shape(kept, shape) or kept.dtype != dtype:
             raise CheckpointError(
                 f"memory {slot!r} of parameter {name!r} is {kept.dtype} of {tuple(kept.shape)} and the codec asks for "
-                f"{wanted.dtype} of {tuple(wanted.shape)}; load the checkpoint of this codec, or leave tacit's state out"
+                f"{dtype} of {tuple(shape)}; load the checkpoint of this codec, or leave tacit's state out"
             )
-        if kept.device != wanted.device:
-            kept = parts[part] = kept.to(wanted.device)
+        if kept.device != device:
+            kept = parts[part] = kept.to(device)
         return kept
 
     def state(self) -> dict[str, dict[str, Any]]:
@@ -128,14 +137,16 @@ class BucketMemory:
         self,
         slot: str,
         name: str,
-        shape: Sequence[int],
+        shape: Sequence[int | None],
         *,
         rule: str,
         dtype: torch.dtype = torch.float32,
         init: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        wanted = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-        return self.memory.tensor(slot, name, self.layout.span(name).part, wanted, rule, init)
+        part = self.layout.span(name).part
+        return self.memory.tensor(
+            slot, name, part, shape, rule=rule, dtype=dtype, device=self.device, init=init
+        )
 
 
 def _two_kinds(slot: str) -> ConformanceError:

@@ -354,7 +354,7 @@ class Memory(Protocol):
         self,
         slot: str,
         name: str,
-        shape: Sequence[int],
+        shape: Sequence[int | None],
         *,
         rule: str,
         dtype: torch.dtype = torch.float32,
@@ -363,6 +363,7 @@ class Memory(Protocol):
         """A tensor of any shape and dtype that belongs to parameter `name` of the layout; kept by writing into it.
 
         Args:
+            shape: None for a dimension that `init` decides at first, and `resize_()` of what is kept from then on.
             init: makes its first value; zeros without one.
             rule: what it becomes in another world: "mean" of the old ranks (floating point only), "first" (the lowest old
                 rank's, for what all ranks hold alike) or "reset" (`init` again).
@@ -381,9 +382,23 @@ def check_rule(slot: str, rule: str, dtype: torch.dtype) -> None:
         )
 
 
-def new_tensor(wanted: Tensor, init: Callable[[], Tensor] | None) -> Tensor:
-    """A first value of the shape, dtype and device of `wanted`."""
-    return torch.zeros_like(wanted) if init is None else wanted.copy_(init())
+def new_tensor(
+    shape: Sequence[int | None], dtype: torch.dtype, device: torch.device, init: Callable[[], Tensor] | None
+) -> Tensor:
+    """The first value of a kept tensor: what `init` makes, or zeros."""
+    made = None if init is None else init()
+    if made is None and None in shape:
+        raise ConformanceError(
+            f"memory of shape {tuple(shape)} needs init=, which decides what None stands for"
+        )
+    lengths = [own if own is not None or made is None else made.shape[i] for i, own in enumerate(shape)]
+    found = torch.zeros([each for each in lengths if each is not None], dtype=dtype, device=device)
+    return found if made is None else found.copy_(made)
+
+
+def has_shape(kept: Tensor, shape: Sequence[int | None]) -> bool:
+    """Whether a kept tensor is of the shape that is asked for, where None fits any length."""
+    return kept.dim() == len(shape) and all(b in (a, None) for a, b in zip(kept.shape, shape, strict=True))
 
 
 @dataclass(slots=True)
@@ -407,7 +422,7 @@ class LocalMemory:
         self,
         slot: str,
         name: str,
-        shape: Sequence[int],
+        shape: Sequence[int | None],
         *,
         rule: str,
         dtype: torch.dtype = torch.float32,
@@ -416,7 +431,7 @@ class LocalMemory:
         check_rule(slot, rule, dtype)
         key = f"{slot}/{self.layout.span(name).name}"
         if key not in self.kept:
-            self.kept[key] = new_tensor(torch.empty(tuple(shape), dtype=dtype, device=self.like.device), init)
+            self.kept[key] = new_tensor(shape, dtype, self.like.device, init)
         return self.kept[key]
 
 

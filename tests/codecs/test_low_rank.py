@@ -39,6 +39,8 @@ def low_rank(rows, columns, rank, seed=0):
         "lowrank(2, p=hush, q=hush, rest=hush)",
         "lowrank(2, p=thc, q=none)",
         "lowrank(2, start=3, refresh=1, embeddings=True)",
+        "lowrank(rank=auto, refresh=2)",
+        "lowrank(rank=auto, budget=0.1, p=int8)",
         PLAIN,
     ],
 )
@@ -185,6 +187,61 @@ def test_rank_larger_than_a_matrix_sends_the_matrix():
     assert sum(each.up_nbytes for each in asked) == 4 * (144 + 32 * 400)
 
 
+AUTO = "lowrank(rank=auto, p=none, q=none, rest=none, refresh=1"
+TWO = Layout.of({"flat": (160, 160), "steep": (160, 160), "v": (10,)})
+
+
+def two_spectra(world, step):
+    """A matrix whose directions are all alike, and one with two."""
+    flat = noise(world, seed=step, numel=160 * 160)
+    steep = low_rank(160, 160, 2)
+    return [torch.cat([own, 100 * steep.reshape(-1), torch.ones(10)]) for own in flat]
+
+
+def test_auto_gives_ranks_to_the_matrix_that_needs_them_within_the_bytes_of_rank_8():
+    kept = memories(3, TWO)
+    for step in range(8):
+        asked = []
+        loop_back(
+            parse_codec(AUTO + ")"), two_spectra(3, step), memories=kept, step=step, observe=asked.append
+        )
+        factors = sum(each.nbytes for each in asked) - 4 * 10
+        assert 0.9 < factors / (4 * 2 * 8 * 320) <= 1
+    flat, steep = (len(kept[0].kept[f"q/{name}"]) for name in ("flat", "steep"))
+    assert steep <= 4 and flat >= 12  # a guess beyond two columns is tried now and then
+    for memory in kept[1:]:
+        assert torch.equal(memory.kept["q/flat"], kept[0].kept["q/flat"])
+
+
+def test_ranks_that_grow_find_the_new_directions_and_keep_the_old_ones():
+    codec, layout = parse_codec(AUTO + ", budget=0.1)"), Layout.of({"m": (200, 100), "n": (200, 100)})
+    whole = torch.cat([low_rank(200, 100, 12).reshape(-1), low_rank(200, 100, 1).reshape(-1)])
+    kept = memories(2, layout)
+    for step in range(12):
+        kept[0].vector("residual").zero_()
+        kept[1].vector("residual").zero_()
+        total = loop_back(codec, [whole, whole], memories=kept, step=step)[0].total
+    assert len(kept[0].kept["q/m"]) > 6 > len(kept[0].kept["q/n"])  # one rank for both would be 6
+    start = loop_back(codec, [whole, whole], layout=layout)[0].total
+    assert nmse(total, [whole, whole]) < 0.2 * nmse(start, [whole, whole])
+
+
+def test_the_bytes_of_a_budget_are_a_share_of_the_matrices():
+    layout = Layout.of({"m": (500, 300), "v": (77,)})
+    for budget in (0.01, 0.03, 0.06):
+        codec = parse_codec(f"lowrank(rank=auto, budget={budget}, rest=none)")
+        factors = declared_nbytes(codec, layout) - 4 * 77
+        assert budget - 0.003 < (factors - 100) / (4 * 500 * 300) <= budget  # the last blocks are not full
+
+
+def test_a_budget_below_rank_1_is_one_sentence_that_names_what_is_needed():
+    codec = parse_codec("lowrank(rank=auto, budget=0.0001)")
+    with pytest.raises(
+        ConfigError, match=r"rank 1 takes 0.00\d+ of the bytes .* 'a.weight'; raise the budget"
+    ):
+        loop_back(codec, noise(2), layout=LAYOUT)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "why"),
     [
@@ -193,6 +250,11 @@ def test_rank_larger_than_a_matrix_sends_the_matrix():
         ("lowrank(1000)", ConfigError, "from 1 to 256"),
         ("lowrank(2.5)", ConfigError, "from 1 to 256"),
         ("lowrank(True)", ConfigError, "from 1 to 256"),
+        ("lowrank(rank=always)", ConfigError, "or auto"),
+        ("lowrank(8, budget=0.1)", ConfigError, "a budget needs rank=auto"),
+        ("lowrank(rank=auto, budget=0.0)", ConfigError, "above 0 and below 1"),
+        ("lowrank(rank=auto, budget=1)", ConfigError, "above 0 and below 1"),
+        ("lowrank(rank=auto, budget=nan)", ConfigError, "above 0 and below 1"),
         ("lowrank(8, p=4)", ConfigError, "a codec is needed"),
         ("lowrank(8, q=ef(int4))", PairingError, "a codec without memory"),
         ("lowrank(8, rest=lowrank)", PairingError, "a codec without memory"),

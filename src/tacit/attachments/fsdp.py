@@ -194,7 +194,7 @@ class _RowMemory:
         self,
         slot: str,
         name: str,
-        shape: Sequence[int],
+        shape: Sequence[int | None],
         *,
         rule: str,
         dtype: torch.dtype = torch.float32,

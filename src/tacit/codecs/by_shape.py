@@ -138,7 +138,7 @@ class PartMemory:
             self.vectors[slot] = self.part.of(self.whole.vector(slot))
         return self.vectors[slot]
 
-    def tensor(self, slot: str, name: str, shape: Sequence[int], **how: Any) -> Tensor:
+    def tensor(self, slot: str, name: str, shape: Sequence[int | None], **how: Any) -> Tensor:
         return self.whole.tensor(slot, name, shape, **how)
 
     def keep(self) -> None:

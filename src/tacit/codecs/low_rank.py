@@ -12,13 +12,14 @@ What is no matrix, what would not become half as small, and embeddings and the h
 The first `start` steps send everything with `rest`. Error feedback covers all of the bucket.
 
 Every `refresh` exchanges, on average, the last column of Q starts again from noise: a direction orthogonal to all of Q would
-otherwise never be seen, however much of it waits in e (arXiv 2509.11254 has a counterexample).
+otherwise never be seen, however much of it waits in e (arXiv 2509.11254 has a counterexample). With rank=auto the matrices of a
+bucket are then given new ranks, by the spectrum that R has shown (spectrum.py), within the bytes of rank 8 or within `budget`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 from tacit.codecs.blocks import Int4
 from tacit.codecs.by_shape import SubVector
 from tacit.codecs.in_torch import kernels
+from tacit.codecs.spectrum import allocate, uniform
 from tacit.errors import ConfigError, PairingError
 from tacit.layout import Layout
 from tacit.requests import (
@@ -45,6 +47,11 @@ from tacit.requests import (
 )
 
 _MOST_RANK = 256
+_AUTO = "auto"
+_AUTO_RANK = (
+    8  # rank=auto treats as matrices what this rank does, and spends its bytes unless there is a budget
+)
+_MANY = 2**20  # elements whose bytes tell those of one
 _INT4 = Int4(rounding="nearest")  # under error feedback a small error is worth more than an unbiased one
 
 
@@ -52,17 +59,21 @@ _INT4 = Int4(rounding="nearest")  # under error feedback a small error is worth 
 class LowRank:
     """`lowrank(8)`; with p=hush, q=hush, rest=hush it sends integers that an aggregator can add."""
 
-    rank: int = 8
+    rank: int | str = _AUTO_RANK
     p: Codec = _INT4
     q: Codec = _INT4
     rest: Codec = _INT4
     embeddings: bool = False
     start: int = 0
     refresh: int = 64
+    budget: float | None = None
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.rank) or not 1 <= self.rank <= _MOST_RANK:
-            raise ConfigError(f"lowrank(rank={self.rank}): a whole number from 1 to {_MOST_RANK}; try 8")
+        if self.rank != _AUTO and not (_is_whole(self.rank) and 1 <= self._rank <= _MOST_RANK):
+            raise ConfigError(
+                f"lowrank(rank={self.rank}): a whole number from 1 to {_MOST_RANK}, or auto; try 8"
+            )
+        self._check_budget()
         for name in ("p", "q", "rest"):
             codec = getattr(self, name)
             if not hasattr(codec, "reduce"):  # a number, or a text in quotes
@@ -77,12 +88,28 @@ class LowRank:
             if not _is_whole(steps := getattr(self, name)) or steps < least:
                 raise ConfigError(f"lowrank({name}={steps}): a whole number of steps, {least} or more")
 
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            return
+        if self.rank != _AUTO:
+            raise ConfigError(f"lowrank({self.rank}, budget={self.budget}): a budget needs rank=auto")
+        if not isinstance(self.budget, float) or not 0 < self.budget < 1:
+            raise ConfigError(
+                f"lowrank(budget={self.budget}): the share of a matrix's float32 bytes that its factors may take, "
+                f"above 0 and below 1; try 0.01"
+            )
+
     def __str__(self) -> str:
-        options = [str(self.rank)]
+        options = ["rank=auto" if self.rank == _AUTO else str(self.rank)]
         for field in fields(self)[1:]:
             if (chosen := getattr(self, field.name)) != field.default:
                 options.append(f"{field.name}={chosen}")
         return f"lowrank({', '.join(options)})"
+
+    @property
+    def _rank(self) -> int:
+        """The rank; with rank=auto the one by which matrices are told from the rest."""
+        return _AUTO_RANK if isinstance(self.rank, str) else self.rank
 
     @property
     def _together(self) -> bool:
@@ -106,17 +133,17 @@ class LowRank:
 
     def nbytes_of(self, layout: Layout) -> int:
         """Of a step after the first `start`."""
-        plan = _plan(layout, self.rank, self.embeddings)
+        plan = _plan(layout, self._start(layout))
         r, rest = plan.q.numel, plan.rest.layout.numel
         second = self.q.nbytes(r + rest) if self._together else self.q.nbytes(r) + self.rest.nbytes(rest)
         return self.p.nbytes(plan.p.numel) + second
 
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         x, residual, kernel = x.float(), context.memory.vector("residual"), kernels(x)
-        plan = _plan(context.layout, 0 if context.step < self.start else self.rank, self.embeddings)
-        threads = threads_for(x.numel())
-        kept = {name: self._basis(name, shape, context) for name, shape in plan.q.shapes.items()}
-        q = plan.q.join(kept, x)
+        sent = () if context.step < self.start else self._start(context.layout)
+        kept = {m.name: self._basis(m, context) for m in sent}
+        plan = _plan(context.layout, tuple(replace(m, rank=len(kept[m.name])) for m in sent))
+        q, threads = plan.q.join(kept, x), threads_for(x.numel())
 
         p = x.new_empty(plan.p.numel)
         kernel.low_rank_lefts(x, residual, plan.matrices, q, p, threads)
@@ -159,27 +186,87 @@ class LowRank:
         cut = [r.numel(), rest.numel()]
         return list(zip(reduced.total.split(cut), _own(reduced, x).split(cut), strict=True))
 
-    def _basis(self, name: str, shape: tuple[int, ...], context: Context) -> Tensor:
+    def _start(self, layout: Layout) -> "tuple[_Matrix, ...]":
+        """What is sent by factors, with the ranks of the first step."""
+        matrices = _matrices(layout, self._rank, self.embeddings)
+        return matrices if self.budget is None else self._within(matrices, self.budget)
+
+    def _within(self, matrices: "tuple[_Matrix, ...]", budget: float) -> "tuple[_Matrix, ...]":
+        """The same with one rank for all, the largest that the budget allows."""
+        costs, whole = self._costs(matrices), sum(4.0 * m.rows * m.columns for m in matrices)
+        ranks = uniform(costs, [m.most for m in matrices], budget * whole)
+        if matrices and not ranks:
+            raise ConfigError(
+                f"lowrank(rank=auto, budget={budget}): rank 1 takes {sum(costs) / whole:.2g} of the bytes of these matrices, "
+                f"the first of which is {matrices[0].name!r}; raise the budget above that"
+            )
+        return tuple(replace(m, rank=rank) for m, rank in zip(matrices, ranks, strict=True))
+
+    def _costs(self, matrices: "Sequence[_Matrix]") -> list[float]:
+        """Bytes of one more rank of each."""
+        p, q = (codec.nbytes(_MANY) / _MANY for codec in (self.p, self.q))
+        return [p * m.rows + q * m.columns for m in matrices]
+
+    def _basis(self, matrix: "_Matrix", context: Context) -> Tensor:
         """Q, by columns: orthonormal, the same on all ranks."""
 
         def noise() -> Tensor:
-            made = torch.zeros(shape)
-            kernels(made).low_rank_orthonormalize(made, seed_of(context.shared_seed, "start", name))
+            made = torch.zeros(matrix.rank, matrix.columns)
+            kernels(made).low_rank_orthonormalize(made, seed_of(context.shared_seed, "start", matrix.name))
             return made
 
-        return context.memory.tensor("q", name, shape, rule="first", init=noise)
+        count = None if self.rank == _AUTO else matrix.rank
+        return context.memory.tensor("q", matrix.name, (count, matrix.columns), rule="first", init=noise)
 
     def _keep(
         self, plan: "_Plan", kept: Mapping[str, Tensor], q: Tensor, r: Tensor, context: Context
     ) -> None:
         """Q of the next step, from R; a matrix whose R is not finite keeps its own."""
         fresh = r.clone()
-        if seed_of(context.shared_seed, "refresh") % self.refresh == 0:
+        refreshed = seed_of(context.shared_seed, "refresh") % self.refresh == 0
+        if refreshed:
             for columns in plan.q.split(fresh).values():
                 columns[-1] = 0  # zeros become noise
         kernels(fresh).low_rank_orthonormalize_all(fresh, plan.q_shapes, seed_of(context.shared_seed, "q"))
         for name, columns in plan.q.split(torch.where(fresh.isfinite(), fresh, q)).items():
             kept[name].copy_(columns)
+        if refreshed and self.rank == _AUTO and kept and not r.is_meta:
+            self._allocate(plan, kept, r, context)
+
+    def _allocate(self, plan: "_Plan", kept: Mapping[str, Tensor], r: Tensor, context: Context) -> None:
+        """New ranks, by what the columns of R carry; Q loses its last columns, or has new ones of noise."""
+        matrices = self._start(context.layout)
+        columns = [plan.q.split(r)[m.name].double().square().sum(1) for m in matrices]
+        found = torch.cat(columns).tolist()  # the only time that a number is read from the device
+        if not all(map(isfinite, found)):
+            return
+        energies = [[found.pop(0) for _ in own] for own in columns]
+        costs = self._costs(matrices)
+        budget = sum(cost * m.rank for cost, m in zip(costs, matrices, strict=True))
+        for m, rank in zip(
+            matrices, allocate(energies, costs, [m.most for m in matrices], budget), strict=True
+        ):
+            basis, before = kept[m.name], len(kept[m.name])
+            if rank != before:
+                basis.resize_(rank, m.columns)
+                basis[before:] = 0  # zeros become noise
+                kernels(basis).low_rank_orthonormalize(basis, seed_of(context.shared_seed, "grown", m.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A parameter, or a part of one, that is sent by its factors."""
+
+    name: str
+    start: int
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def most(self) -> int:
+        """The rank at which its factors are half as large as itself."""
+        return min(_MOST_RANK, self.rows * self.columns // (2 * (self.rows + self.columns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,23 +282,28 @@ class _Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(layout: Layout, rank: int, embeddings: bool) -> _Plan:
-    """The plan of one bucket; with rank 0 all of it is rest."""
-    sent = [
-        (span, m, n, min(rank, m, n))
+def _matrices(layout: Layout, rank: int, embeddings: bool) -> tuple[_Matrix, ...]:
+    """Those parameters of a vector that become half as small at this rank."""
+    found = [
+        _Matrix(span.name, span.start, rows, columns, min(rank, rows, columns))
         for span in layout.spans
-        if rank and len(span.full_shape) > 1 and span.numel and (embeddings or not span.outer)
-        for m, n in [(span.shape[0], prod(span.shape[1:]))]
-        if 2 * min(rank, m, n) * (m + n) <= m * n
+        if len(span.full_shape) > 1 and span.numel and (embeddings or not span.outer)
+        for rows, columns in [(span.shape[0], prod(span.shape[1:]))]
     ]
-    names = {span.name for span, *_ in sent}
+    return tuple(m for m in found if m.rank <= m.most)
+
+
+@lru_cache(maxsize=4096)
+def _plan(layout: Layout, sent: tuple[_Matrix, ...]) -> _Plan:
+    """Where the factors lie; what is not in `sent` is rest."""
+    names = {m.name for m in sent}
     return _Plan(
-        p=Layout.of({span.name: (r, m) for span, m, _, r in sent}),
-        q=Layout.of({span.name: (r, n) for span, _, n, r in sent}),
+        p=Layout.of({m.name: (m.rank, m.rows) for m in sent}),
+        q=Layout.of({m.name: (m.rank, m.columns) for m in sent}),
         rest=SubVector.of_spans(span for span in layout.spans if span.name not in names),
-        matrices=_table([(span.start, m, n, r) for span, m, n, r in sent], 4),
-        p_shapes=_table([(r, m) for _, m, _, r in sent], 2),
-        q_shapes=_table([(r, n) for _, _, n, r in sent], 2),
+        matrices=_table([(m.start, m.rows, m.columns, m.rank) for m in sent], 4),
+        p_shapes=_table([(m.rank, m.rows) for m in sent], 2),
+        q_shapes=_table([(m.rank, m.columns) for m in sent], 2),
     )
 
 
