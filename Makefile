@@ -6,6 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # More arguments for the command behind `make demo` or `make test`.
 ARGS ?=
+# Files of tests at the same time: one more than cores, because many tests wait.
+WORKERS ?= 3
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
@@ -16,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-codec bench-error bench-accuracy chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -26,7 +28,10 @@ demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
 
 test: $(READY)  ## run the tests
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-failed: $(READY)  ## run what failed the last time once more, one test after another
+	@$(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS)
 
 check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 	@echo "ruff check";   $(BIN)/ruff check -q
