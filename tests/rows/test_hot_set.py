@@ -146,7 +146,7 @@ def test_sharding_changes_hardly_any_row():
 
 def test_with_a_shard_on_every_rank_no_row_is_hot_and_hot_ones_leave():
     rng, counts = np.random.default_rng(9), DecayedCounts()
-    hot = HotSet(counts, FEW_SERVERS, HotRule(most=1000))
+    hot = HotSet(counts, FEW_SERVERS, HotRule(most=1000, pays_from=1.2))
     for _ in range(20):
         counts.add(np.unique(rng.zipf(1.2, 5000) % 50_000))
     assert agree_in_one_process([hot]).size == 1000
@@ -192,6 +192,19 @@ def test_the_threshold_is_the_count_of_the_last_hot_row():
     exact = np.sort(counts)[-777]
     assert exact / 1.006 < limit <= exact
     assert 777 <= (counts >= limit).sum() < 790
+
+
+def test_a_gain_near_the_limit_does_not_empty_and_fill_the_list():
+    histogram = CountSteps().histogram(np.full(1000, 100.0))
+    gains = [
+        decide(histogram, total, 1e3, FEW_SERVERS, HotRule(pays_from=0)).gain for total in (3e6, 1.8e6, 1e6)
+    ]
+    assert gains[0] < 1.05 < gains[1] < PAYS_FROM < gains[2]
+    for size, hot in ((0, [0, 0, 1000]), (1000, [0, 1000, 1000])):
+        found = [
+            decide(histogram, total, 1e3, FEW_SERVERS, HotRule(), size).hot for total in (3e6, 1.8e6, 1e6)
+        ]
+        assert found == hot
 
 
 def test_nothing_counted_is_nothing_hot():

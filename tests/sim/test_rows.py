@@ -426,3 +426,17 @@ def test_no_torch_is_imported():
 
     code = "import sys; from tacit import sim; sim.rows_cost(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_ngrams_of_the_library_that_the_table_was_computed_with():
+    law = parse_popularity("ngrams")
+    if law.look_ups != 21_886_029:
+        pytest.skip(
+            f"this Python has another library: {law.look_ups:,} look-ups, not those of 3.11.7 with its tests"
+        )
+    assert law.row_count == pytest.approx(1.98e6, rel=0.001) and law.skew == pytest.approx(0.99, abs=0.005)
+    table = (937, 507, 291, 170, 221, 210, 1011, 674, 405)
+    assert list(cells(payload(law)).values()) == pytest.approx(table, rel=0.01)
+    share, unique, _ = payload(law).touched.of_hottest(32_768)
+    assert share == pytest.approx(0.70, abs=0.005)
+    assert unique / payload(law).touched.unique[-1] == pytest.approx(0.33, abs=0.005)

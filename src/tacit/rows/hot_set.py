@@ -13,7 +13,8 @@ The cost rule: with q = count / steps of ranks and U = 1 - (1 - q)^W for a row, 
 
     rank    sum of U b_hot + H touch + 2 Q_c b_cold            server    2 r Q_c b_cold            Q_c: what cold rows have of q
 
-bytes, and a step takes the longer. H is the one with the shortest step; none, if that gains less than `pays_from`.
+bytes, and a step takes the longer. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
+of that is enough to keep them, so that a gain near the limit does not empty and fill the list again and again.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -105,22 +106,24 @@ class HotDecision:
     above: int = 0  # rows in higher steps
 
 
-def decide(histogram: Ints, total: float, rank_steps: float, cost: HotCost, rule: HotRule) -> HotDecision:
-    """H by the cost rule, from the histogram and the total of the counts of all owners, and the steps of ranks they are of."""
+def decide(
+    histogram: Ints, total: float, rank_steps: float, cost: HotCost, rule: HotRule, size: int = 0
+) -> HotDecision:
+    """H by the cost rule, from the histogram and the total of the counts of all owners, and the steps of ranks they are of; `size` rows are hot now."""
     rows = histogram[::-1].astype(np.float64)  # from the hottest on
     if not rank_steps > 0 or not rows.any():
         return HotDecision(0, 1.0)
     q = np.minimum(CountSteps().middles()[::-1] / rank_steps, 1.0)
-    room = np.clip(
-        rule.most - np.concatenate(([0.0], np.cumsum(rows)[:-1])), 0, rows
-    )  # the part of each step that may be hot
+    hotter = np.concatenate(([0.0], np.cumsum(rows)[:-1]))
+    room = np.clip(rule.most - hotter, 0, rows)  # the part of each step that may be hot
     hot, unique, union = (
         np.concatenate(([0.0], np.cumsum(room * of_row))) for of_row in (1.0, q, 1 - (1 - q) ** cost.world)
     )
     nbytes = cost.step_nbytes(hot, unique, union, total / rank_steps)
     best = int(np.argmin(nbytes))
     gain = float(nbytes[0] / nbytes[best]) if nbytes[best] else 1.0
-    if best == 0 or gain < rule.pays_from:
+    needed = (1 + rule.pays_from) / 2 if size else rule.pays_from
+    if best == 0 or gain < needed:
         return HotDecision(0, gain)
     last = int(np.flatnonzero(room[:best])[-1])  # places without rows change nothing
     return HotDecision(round(hot[best]), gain, STEPS - 1 - last, round(hot[last]))
@@ -193,7 +196,7 @@ class HotSet:
         facts = [self.counts.total, self.counts.rank_steps, 1.0]
         summed: Floats = yield SumOver(np.concatenate((CountSteps().histogram(counts), facts)))
         total, rank_steps, owners = (float(fact) for fact in summed[STEPS:])
-        decision = decide(_whole(summed[:STEPS]), total, rank_steps / owners, self.cost, self.rule)
+        decision = decide(_whole(summed[:STEPS]), total, rank_steps / owners, self.cost, self.rule, self.size)
         inner: Floats = yield SumOver(self._inside(decision, counts).astype(np.float64))
         limit = threshold(decision, _whole(inner))
         proposed = self._proposed(slots, counts, limit)
