@@ -130,13 +130,13 @@ def test_the_ceiling_is_the_formula():
 @pytest.mark.parametrize("world", [2, 8, 32])
 def test_no_gain_is_above_its_ceiling(world, width, headers):
     for skew in (0, 0.7, 1.0, 1.3):
-        for servers in {1, max(1, world // 4), world}:
+        for servers in {1, max(1, world // 4), world, 1000, 10**6}:
             found = sim.rows_cost(
                 zipf(skew), world=world, servers=servers, width=width, headers=headers, hot_steps=4
             )
             for choice in (found.on_ranks, found.on_servers):
-                assert 1 <= choice.gain <= 1.005 * choice.ceiling, choice.verdict
-                assert choice.given_gain <= 1.005 * choice.given_ceiling
+                assert 1 <= choice.gain <= 1.0001 * choice.ceiling, choice.verdict
+                assert choice.given_gain <= 1.0001 * choice.given_ceiling
 
 
 def test_with_a_shard_on_every_rank_the_rule_for_one_row_is_the_best_choice():
@@ -329,6 +329,7 @@ def test_22_rows_of_16_numbers_fit_into_a_packet_at_mtu_1500():
     assert framing.rows(21, 68, 1) == 21 * 68 + head + 16
     assert framing.rows(22, 68, 1) == 22 * 68 + 2 * (head + 16)
     assert framing.rows(22, 68, 2) == 22 * 68 + 2 * (head + 16)  # 11 to each of two
+    assert framing.rows(3, 68, 100) == 3 * (68 + head + 16)  # 97 flows have none
     assert framing.stream(1448) == 1448 + 66 and framing.stream(1449) == 1449 + 2 * 66
     assert RowFraming(1500, headers=False).rows(22, 68, 2) == 22 * 68
 

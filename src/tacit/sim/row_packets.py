@@ -61,11 +61,11 @@ class RowFraming:
         return payload + (UDP_NBYTES + HEADER_NBYTES) * ceil(elements / full)
 
     def rows(self, count: float, unit_nbytes: int, flows: float) -> float:
-        """Bytes of `count` keys or rows that go to `flows` others in equal parts."""
+        """Bytes of `count` keys or rows that go to `flows` others in equal parts; a flow without any has no packet."""
         payload = count * unit_nbytes
         if not self.headers or not flows:
             return payload
-        packets = flows * ceil(count / flows / (self.rows_nbytes // unit_nbytes))
+        packets = min(flows * ceil(count / flows / (self.rows_nbytes // unit_nbytes)), ceil(count))
         return payload + (UDP_NBYTES + HEADER_NBYTES + ROWS_PART_NBYTES) * packets
 
 

@@ -496,14 +496,19 @@ def _choice(
     timed = partial(placed, job, touched)
     ratio = job.ratio if placed is _on_servers else 1.0
     best = min(map(timed, _tried(int(touched.rows[-1]), hot_steps)), key=lambda time: time.time_s)
-    cold_to_hot = job.cold_nbytes / job.hot_nbytes
+    plain, cold_to_hot = timed(0), job.cold_nbytes / job.hot_nbytes
+    away = 1.0 if placed is _on_servers else 1 - 1 / job.world
+    full_s = 16 * away * float(touched.unique[-1]) * job.cold_nbytes / job.rate_bps
+    unfilled = max(
+        1.0, plain.rank_s / full_s
+    )  # packets that are not full take longer than the ceiling's rows
     return HotChoice(
-        plain=timed(0),
+        plain=plain,
         given=timed(hot),
         best=best,
-        ceiling=ceiling(touched, ratio, best.hot, cold_to_hot),
+        ceiling=unfilled * ceiling(touched, ratio, best.hot, cold_to_hot),
         ceiling_in_rows=ceiling(touched, ratio, best.hot),
-        given_ceiling=ceiling(touched, ratio, hot, cold_to_hot),
+        given_ceiling=unfilled * ceiling(touched, ratio, hot, cold_to_hot),
         given_ceiling_in_rows=ceiling(touched, ratio, hot),
         rule_rows=_rule_rows(touched, ratio, cold_to_hot),
         where=where,
