@@ -9,6 +9,10 @@ Every so many steps (50 are enough) the owners agree in three collectives, whate
    room there is below H goes to the hottest; beyond it a row enters only with 1.25 x the threshold or more, in the place of a hot
    row below the threshold. That is the hysteresis: between 0.8 x and 1.25 x a row mostly stays what it is.
 
+Measured over 5 M rows, H = 32,768, batches of 106,496 look-ups, half-life 1 M touches, s = 0.7 / 0.9 / 1.05 / 1.2: after 1 M look-ups exact
+counts cover .189 / .485 / .749 / .909 of look-ups, a sketch .172 / .475 / .747 / .910, the best rows .215 / .505 / .767 / .926. Agreed on after
+every batch, hysteresis changes 4.2 x fewer rows at s = 0.7, 4.9 x at 1.05 and 3.3 x at 1.2; after every fifth 2.5 to 3 x.
+
 The cost rule: with q = count / steps of ranks and U = 1 - (1 - q)^W for a row, the H hottest rows make a rank's link and a server's busy for
 
     rank    sum of U b_hot + H touch + 2 Q_c b_cold            server    2 r Q_c b_cold            Q_c: what cold rows have of q
