@@ -32,7 +32,8 @@ def _public():
             if isinstance(found, FunctionType | type) and called not in NO_TEXT:
                 yield called, found
     yield "tacit.sim.cost", sim.cost
-    for owner in (tacit.Handle, tacit.Strategy, sim.Estimate):
+    yield "tacit.sim.rows_cost", sim.rows_cost
+    for owner in (tacit.Handle, tacit.Strategy, sim.Estimate, sim.RowsEstimate):
         for name, found in vars(owner).items():
             found = found.__func__ if isinstance(found, classmethod) else found
             if isinstance(found, FunctionType) and not name.startswith("_"):
@@ -89,6 +90,7 @@ def test_a_missing_section_is_found():
         "attachments.handle",
         "errors",
         "requests",
+        "sim.rows",
         "strategy",
         "testing.conformance",
         "testing.vectors",

@@ -30,7 +30,7 @@ TORCHLESS = (
 WAY = (
     "cli",
     "lab", "demo", "report", "plan", "sim",
-    "attachments", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
+    "attachments", "checkpoints", "testing", "gossip", "rows", "exchange", "buckets", "memory",
     "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules",
     "requests", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",

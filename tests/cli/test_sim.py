@@ -37,6 +37,55 @@ def refusal(capsys, *words):
     return told.err
 
 
+# ---- rows ----
+
+
+def test_the_schemes_of_a_step_of_rows(capsys):
+    found = answers(capsys, "rows", "--world", "8", "--servers", "2", "--payload-only")
+    times = [round(1e3 * row["time_s"]) for row in found["schemes"]]
+    assert times == [756, 247, 145, 507, 179, 194, 169, 816, 531, 332]
+    assert found["hot_on_servers"]["pays"] and not found["hot_on_ranks"]["pays"]
+    assert found["switch"]["passes"] == 6
+
+
+def test_a_table_of_rows_names_who_is_busiest_and_whether_hot_rows_pay(capsys):
+    told = printed(capsys, "rows", "--world", "8", "--servers", "2")
+    assert "a server's link" in told and "a rank's link" in told
+    assert "a shard on every rank: hot rows do not pay (H = 0)" in told
+    assert "fastest of all: replicated, thc / star" in told
+    assert "passes 6 times (ceil(rows x 16 / 64))" in told
+
+
+def test_rows_of_a_trace(capsys, tmp_path):
+    path = tmp_path / "keys.txt"
+    path.write_text("\n".join(str(number * number % 97) for number in range(500)))
+    found = answers(capsys, "rows", "--popularity", str(path), "--batch", "10", "--features", "2", "--wide")
+    assert found["popularity"]["look_ups"] == 500 and found["job"]["key_nbytes"] == 8
+    assert "keys.txt" in printed(capsys, "rows", "--popularity", str(path))
+
+
+def test_the_gain_is_drawn_the_same_every_time(capsys, tmp_path):
+    files = [tmp_path / name for name in ("a.svg", "b.svg")]
+    for path in files:
+        assert str(path) in printed(capsys, "rows", "--world", "4", "--hot", "0", "--plot", str(path))
+    first, second = (path.read_text() for path in files)
+    assert first == second and "currentColor" in first and "a shard on every rank" in first
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(capsys, tmp_path):
+    assert "name a .svg, .html or .png file" in refusal(
+        capsys, "rows", "--plot", "gain.pdf", "--popularity", "ngrams"
+    )
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refusal(capsys, "rows", "--plot", str(tmp_path / "file" / "gain.svg"))
+
+
+def test_a_row_that_no_packet_takes_is_refused(capsys):
+    told = refusal(capsys, "rows", "--width", "512")
+    assert "width=512" in told and "from 1 to 357" in told
+    assert "rows of 512" in printed(capsys, "rows", "--width", "512", "--mtu", "9000")
+
+
 # ---- cost ----
 
 

@@ -33,6 +33,7 @@ NETWORKS = {
     "ring": ("nodes",),
     "optical": OPTICAL_OPTIONS,
 }
+ROWS = ("sim", "rows")
 OPTIONS = [
     (*COST[:5], "--on", "star", "--world"),
     ("sim", "cost", "ring", "--on", "star", "--world", "4", "--size"),
@@ -48,6 +49,14 @@ OPTIONS = [
     (*STEP, "--batch"),
     (*STEP, "--flops"),
     (*STEP, "--efficiency"),
+    *(
+        (*ROWS, f"--{name}")
+        for name in ("world", "servers", "batch", "features", "width", "mtu", "hot", "hot-steps", "arrays")
+    ),
+    (*ROWS, "--rate"),
+    (*ROWS, "--server-rate"),
+    (*ROWS, "--popularity"),
+    (*ROWS, "--codec"),
     ("sim", "models", "--batch"),
     ("sim", "models", "--flops"),
     ("sim", "models", "--efficiency"),
@@ -108,7 +117,11 @@ def outcome(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("words", OPTIONS, ids=lambda words: " ".join(words[:2] + words[-1:]))
 def test_a_number_that_nobody_means_gets_one_sentence(words, outcome):
     for value in VALUES:
-        for unit in UNITS if words[-1] in ("--size", "--sizes", "--bucket", "--encode", "--rate") else ("",):
+        for unit in (
+            UNITS
+            if words[-1] in ("--size", "--sizes", "--bucket", "--encode", "--rate", "--server-rate")
+            else ("",)
+        ):
             outcome(*words, value + unit)
 
 
@@ -129,6 +142,12 @@ def test_a_schedule_with_such_an_option_gets_one_sentence(name, outcome):
                 outcome(
                     "sim", "cost", f"{name}({option}={value})", "--on", on, "--world", "8", "--size", "1kB"
                 )
+
+
+@pytest.mark.parametrize("law", ["zipf(s={})", "zipf(rows={})", "criteo(s={})", "ngrams(rows={}, s=1)"])
+def test_a_popularity_with_such_an_option_gets_one_sentence(law, outcome):
+    for value in (*VALUES, *LITERALS):
+        outcome(*ROWS, "--popularity", law.format(value))
 
 
 TWICE = [

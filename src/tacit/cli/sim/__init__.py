@@ -8,7 +8,7 @@ from typing import Any
 
 from tacit.errors import ConfigError
 
-ACTIONS = ("cost", "step", "verify", "search", "paper", "sweep", "draw", "models", "schedules")
+ACTIONS = ("cost", "step", "rows", "verify", "search", "paper", "sweep", "draw", "models", "schedules")
 EXAMPLES = """\
 A schedule is a name with options (see `tacit sim schedules`) or a .json or .toml file of your own. A network is star(...),
 ring(...), torus(...), fat_tree(...), leaf_spine(...), two_racks(...), one_slow_host(...), optical(...) or a .toml file. Sizes and
