@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,9 @@ def sums_of(
 
 
 @pytest.mark.parametrize("exponent", [None, 30])
-def test_sums_are_those_of_float64_for_any_threads_and_instruction_set(exponent: int | None, simd: str) -> None:
+def test_sums_are_those_of_float64_for_any_threads_and_instruction_set(
+    exponent: int | None, simd: str
+) -> None:
     gradients, targets = sums_case()
     wanted = torch.zeros(2500, 13, dtype=torch.float64).index_add_(0, targets, gradients.double()) / 3
     found = sums_of(gradients, targets, 3.0, exponent)
@@ -205,7 +208,7 @@ def test_a_route_puts_keys_by_owner_evenly_and_in_order(world: int) -> None:
     assert counts.sum() == len(keys)
     assert (counts - len(keys) / world).abs().max() < 5 * (len(keys) / world) ** 0.5
     starts = [0, *counts.cumsum(0).tolist()]
-    for begin, end in zip(starts, starts[1:], strict=False):
+    for begin, end in pairwise(starts):
         assert (order[begin:end].diff() > 0).all()
         alone = keys[order[begin:end]]
         again, other = torch.empty_like(alone), torch.empty(world, dtype=torch.int64)
@@ -234,7 +237,11 @@ def test_values_follow_from_seed_table_and_key_alone_and_are_as_stated() -> None
     assert values(picked[:1]).tolist()[0][:3] == GOLDEN
 
 
-GOLDEN = [-0.507415771484375, -0.1517791748046875, 0.5856094360351562]  # the same on every machine: rows that nobody has touched yet are in no checkpoint
+GOLDEN = [
+    -0.507415771484375,
+    -0.1517791748046875,
+    0.5856094360351562,
+]  # the same on every machine: rows that nobody has touched yet are in no checkpoint
 
 
 # ---- refusals
