@@ -33,7 +33,7 @@ def _public():
             if isinstance(found, FunctionType | type) and called not in NO_TEXT:
                 yield called, found
     yield "tacit.sim.cost", sim.cost
-    for owner in (tacit.Handle, tacit.Strategy, sim.Estimate, tacit.rows.Tables):
+    for owner in (tacit.Handle, tacit.Strategy, sim.Estimate, tacit.rows.Tables, tacit.rows.Store):
         for name, found in vars(owner).items():
             found = found.__func__ if isinstance(found, classmethod) else found
             if isinstance(found, FunctionType) and not name.startswith("_"):

@@ -11,6 +11,7 @@ Read table.py (a table as a value), shard.py (the rows a rank owns), then tables
 from tacit.rows.finding import shard
 from tacit.rows.modules import ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowAdagrad, RowOptimizer
+from tacit.rows.store import PendingRows, Store
 from tacit.rows.table import Table
 from tacit.rows.tables import Tables
 from tacit.rows.traffic import RowTraffic
@@ -22,11 +23,13 @@ __all__ = [
     "Adagrad",
     "LazyAdam",
     "Normal",
+    "PendingRows",
     "RowAdagrad",
     "RowOptimizer",
     "RowTraffic",
     "ShardedEmbedding",
     "ShardedEmbeddingBag",
+    "Store",
     "Table",
     "Tables",
     "Uniform",

@@ -103,6 +103,15 @@ def pick(states: Any, tables: Mapping[str, Table], rules: Rules) -> dict[str, Sa
     }
 
 
+def restore(found: Mapping[str, SavedRows], shards: Mapping[str, Shard], adders: Mapping[str, Adder]) -> None:
+    """Puts what `pick` returned in the place of all rows."""
+    for name, rows in found.items():
+        shard, adder = shards[name], adders[name]
+        shard.clear()
+        shard.put(rows.keys, rows.weights, rows.state)
+        shard.steps, adder.own, adder.history = rows.steps, rows.exponent, rows.exponents
+
+
 def _merged(parts: Sequence[Mapping[str, Any]], table: Table, rules: Rules) -> SavedRows:
     """Of each part the rows that this rank owns now."""
     kept = []

@@ -61,7 +61,7 @@ def shard(
     docs/rows.md has the whole loop.
     """
     owners = owners_of(group)
-    try:
+    with owners.refusing():
         _check_options(model, optimizer, adding)
         found = _found(model, tables)
         values = [
@@ -72,9 +72,6 @@ def shard(
             raise ConfigError(
                 f"unbounded={strangers[0]!r} is no table that is sharded; the tables are {', '.join(found)}"
             )
-    except ConfigError:
-        owners.refuse()
-        raise
     about = [str(each) for each in values], str(optimizer), adding
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
     owners.numbers = 2 * len(values)

@@ -7,7 +7,8 @@ Every header has the kind of exchange, its number, what it is about, and how man
 does something else than the others, or has refused its batch, ends the exchange on all ranks with one sentence, and nobody waits for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -77,6 +78,21 @@ class Owners:
             if header[:_FIXED] != own:
                 raise ConfigError(self._differs(rank, header, kind, about))
         return [header[_FIXED:] for header in received]
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Around what this rank checks before an exchange: if it refuses, the others end too."""
+        try:
+            yield
+        except ConfigError:
+            self.refuse()
+            raise
+
+    def close(self) -> None:
+        """Frees the process group; safe to call twice."""
+        if self.wire is not None:
+            dist.destroy_process_group(self.wire.group)
+            self.wire = None
 
     def refuse(self) -> None:
         """Takes the place of an exchange on a rank that cannot take part: the others end with one sentence instead of waiting."""

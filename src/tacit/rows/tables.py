@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
@@ -122,12 +121,9 @@ class Tables:
     def _pulled(
         self, ids: Mapping[str, Tensor], devices: Mapping[str, torch.device], training: bool
     ) -> dict[str, LookUp]:
-        try:
+        with self._owners.refusing():
             for name, each in ids.items():
                 self._tables[name].check_keys(each)
-        except ConfigError:
-            self._owners.refuse()
-            raise
         keys = {name: each.long().unique() for name, each in ids.items()}
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
         pulled = pull(self._owners, self._shards, keys, kind)
@@ -197,11 +193,7 @@ class Tables:
         """
         found = checkpoint.pick(state, self._tables, self._rules)
         self.zero_grad()
-        for name, rows in found.items():
-            shard, adder = self._shards[name], self._adders[name]
-            shard.clear()
-            shard.put(rows.keys, rows.weights, rows.state)
-            shard.steps, adder.own, adder.history = rows.steps, rows.exponent, rows.exponents
+        checkpoint.restore(found, self._shards, self._adders)
 
     # ---- all rows in one place
 
@@ -253,9 +245,7 @@ class Tables:
 
     def close(self) -> None:
         """Frees the process group of the tables; nothing can be looked up after that."""
-        if (wire := self._owners.wire) is not None:
-            dist.destroy_process_group(wire.group)
-            self._owners.wire = None
+        self._owners.close()
 
     # ---- for shard()
 

@@ -38,6 +38,9 @@ class RowTraffic:
         """All bytes that left this rank."""
         return self.header_nbytes + self.key_nbytes + self.row_nbytes + self.gradient_nbytes
 
+    def __add__(self, other: "RowTraffic") -> "RowTraffic":
+        return RowTraffic(**{name: number + getattr(other, name) for name, number in asdict(self).items()})
+
     def as_dict(self) -> dict[str, int]:
         """Plain numbers, ready for JSON."""
         return {**asdict(self), "sent_nbytes": self.sent_nbytes}
