@@ -296,6 +296,19 @@ def test_bags_with_offsets_and_weights_are_those_of_torch(mode: str) -> None:
     assert torch.equal(model[0](none, torch.tensor([0, 0])), torch.zeros(1, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_batch_without_ids_trains_nothing(dtype: torch.dtype) -> None:
+    model = model_of()
+    tables = rows.shard(model, optimizer=rows.LazyAdam(lr=0.1))
+    before = result(tables)
+    none = torch.empty(0, dtype=dtype)
+    a, b = model(none, none, torch.empty(0, 5, dtype=dtype))
+    assert (a.shape, b.shape) == ((0, 4), (0, 3))
+    (a.sum() + b.sum()).backward()
+    tables.step()
+    assert same(result(tables), before)
+
+
 def test_bf16_tables_are_stored_in_bf16_and_computed_in_float32(ranks: Any) -> None:
     for stored, wanted, nbytes in ranks.run(2, train_bf16):
         assert torch.equal(stored, wanted)

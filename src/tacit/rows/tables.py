@@ -93,7 +93,8 @@ class Tables:
             each.training for some in self._modules.values() for each in some
         )
         devices = {name: _device(each) for name, each in ids.items()}
-        self._current = self._pulled({name: flat_ids(each) for name, each in ids.items()}, devices, training)
+        found = self._pulled({name: flat_ids(each) for name, each in ids.items()}, devices, training)
+        self._current = {name: each for name, (each, _) in found.items()}
 
     def look_up(self, name: str, ids: Tensor, training: bool) -> tuple[LookUp, Tensor]:
         """The rows of `ids` and the place of each among them; what a module's forward calls.
@@ -110,21 +111,23 @@ class Tables:
             ConfigError: a key out of range, or one that `pull` was not given.
         """
         on_cpu = ids.detach().cpu()
-        if name not in self._current:
-            found = self._pulled(
-                {name: flat_ids(on_cpu)}, {name: ids.device}, training and torch.is_grad_enabled()
-            )[name]
-        else:
+        if name in self._current:
             found = self._current[name]
-        return found, found.places(on_cpu.long(), name).to(ids.device)
+            places = found.places(on_cpu.long(), name)
+        else:
+            training = training and torch.is_grad_enabled()
+            found, places = self._pulled({name: flat_ids(on_cpu)}, {name: ids.device}, training)[name]
+        return found, places.view(ids.shape).to(ids.device)
 
     def _pulled(
         self, ids: Mapping[str, Tensor], devices: Mapping[str, torch.device], training: bool
-    ) -> dict[str, LookUp]:
+    ) -> dict[str, tuple[LookUp, Tensor]]:
+        """By table its rows, and the place of each of `ids` among them."""
         with self._owners.refusing():
             for name, each in ids.items():
                 self._tables[name].check_keys(each)
-        keys = {name: each.long().unique() for name, each in ids.items()}
+        different = {name: each.long().unique(return_inverse=True) for name, each in ids.items()}
+        keys = {name: each for name, (each, _) in different.items()}
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
         pulled = pull(self._owners, self._shards, keys, kind)
         self.stats.looked_up += sum(len(each) for each in ids.values())
@@ -134,7 +137,7 @@ class Tables:
         }
         if training:
             self._pending.append((pulled, found))
-        return found
+        return {name: (each, different[name][1]) for name, each in found.items()}
 
     # ---- gradients
 
