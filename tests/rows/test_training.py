@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import tacit
 from tacit import rows
+from tacit.errors import TransportError
 
 USERS, ITEMS, SAMPLES, STEPS = 50, 30, 12, 5
 OPTIMIZERS = {
@@ -187,6 +189,9 @@ TORCH = {
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant checks:UserWarning"
+)  # torch's own, of torch.optim.Adagrad
 @pytest.mark.parametrize("world", [1, 3])
 def test_training_is_torch_s_on_a_plain_table(ranks: Any, world: int) -> None:
     found = ranks.run(world, train_real) if world > 1 else [train_real(0, 1)]
@@ -458,6 +463,52 @@ def counted(rank: int, world: int) -> Any:
     assert tables.stats.sent_nbytes == (world - 1) * 8 * 3
     train(model, tables, rank, world, range(1), pull=True)
     return tables.stats.as_dict()
+
+
+def test_messages_of_megabytes_and_a_group_of_some_ranks_train_the_same_bits(ranks: Any) -> None:
+    one, two, three = ranks.run(3, train_wide)
+    alone = train_wide(0, 1)
+    assert torch.equal(one[0], two[0]) and torch.equal(one[0], alone[0]) and three is None
+    assert one[1] + two[1] > 2 * 2**20
+
+
+def train_wide(rank: int, world: int) -> Any:
+    group, members = None, 1
+    if world > 1:
+        group, members = dist.new_group([0, 1]), 2
+        if rank == 2:
+            return None
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Embedding(9000, 64))
+    tables = rows.shard(model, optimizer=rows.RowAdagrad(lr=0.1), group=group)
+    g = torch.Generator().manual_seed(9)
+    ids, weights = torch.randint(9000, (8000,), generator=g), torch.randint(-8, 9, (8000, 64), generator=g)
+    own = slice(rank, None, members)
+    (members * (model(ids[own]) * weights[own]).sum()).backward()
+    tables.step()
+    return tables.gather()["0"].weight.detach(), tables.stats.row_nbytes + tables.stats.gradient_nbytes
+
+
+def test_a_rank_that_dies_ends_the_others_with_one_sentence(ranks: Any) -> None:
+    ranks.start(3, lose_rank_one)
+    found = [ranks.result(rank) for rank in range(3)]
+    ranks.close()
+    assert found[1] == ("died", 3)
+    for rank in (0, 2):
+        assert found[rank][0] == "ok", found[rank]
+        assert f"rank {rank} of 3 lost the exchange in a transfer of rows" in found[rank][1]
+        assert "restart all ranks from the last checkpoint" in found[rank][1] and "\n" not in found[rank][1]
+
+
+def lose_rank_one(rank: int, world: int) -> str:
+    model = model_of()
+    tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
+    train(model, tables, rank, world, range(1))
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(TransportError) as lost:
+        train(model, tables, rank, world, range(1, 3))
+    return str(lost.value)
 
 
 def test_exact_sums_train_the_same_bits_in_whatever_order_ranks_have_the_batches(ranks: Any) -> None:

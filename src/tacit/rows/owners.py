@@ -10,7 +10,9 @@ does something else than the others, or has refused its batch, ends the exchange
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -121,7 +123,7 @@ class Owners:
         if self.wire is None:
             return list(parts)
         before = self.wire.sent_nbytes
-        with self.wire.purpose("exchange of rows"):
+        with self.wire.purpose("transfer of rows"):
             received = self.wire.all_to_all(parts, numels)
         sent = self.wire.sent_nbytes - before
         setattr(self.traffic, counter, getattr(self.traffic, counter) + sent)
@@ -157,6 +159,18 @@ def owners_of(group: dist.ProcessGroup | None) -> Owners:
     if len(ranks) == 1:
         return Owners(None)
     whole = len(ranks) == dist.get_world_size()
-    made = dist.new_group(ranks, backend="gloo", use_local_synchronization=not whole)
+    made = dist.new_group(
+        ranks, timeout=_timeout_of(group), backend="gloo", use_local_synchronization=not whole
+    )
     assert isinstance(made, dist.ProcessGroup)
     return Owners(Wire(made))
+
+
+def _timeout_of(group: Any) -> timedelta | None:
+    """How long the ranks of `group` wait for each other; torch's default (None) where it has no tensors on the CPU."""
+    group = group or dist.group.WORLD
+    if torch.device("cpu") not in group._device_types:
+        return None
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    found: timedelta | None = getattr(options, "_timeout", None)
+    return found
