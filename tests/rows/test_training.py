@@ -301,6 +301,16 @@ def test_bags_with_offsets_and_weights_are_those_of_torch(mode: str) -> None:
     assert torch.equal(model[0](none, torch.tensor([0, 0])), torch.zeros(1, 4))
 
 
+@pytest.mark.parametrize("pulled", [False, True])
+def test_a_compiled_model_trains_the_same_bits(pulled: bool) -> None:
+    model = model_of()
+    keys = (lambda user, other, items: {"user": [user, other], "item": items}) if pulled else None
+    tables = rows.shard(model, optimizer=OPTIMIZERS["adagrad"], keys=keys)
+    train(torch.compile(model, backend="eager"), tables, 0, 1, range(STEPS))
+    assert same(result(tables), alone("adagrad"))
+    assert tables.stats.pulls == (STEPS if pulled else 3 * STEPS)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_a_batch_without_ids_trains_nothing(dtype: torch.dtype) -> None:
     model = model_of()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -82,9 +83,9 @@ def shard(
             made.put(name, plain[0].weight)
         modules[name] = [_replaced(model, made, name, each) for each in plain]
     if keys is not None:
-        asked = keys
+        asked, pull = keys, torch.compiler.disable(made.pull)
         model.register_forward_pre_hook(
-            lambda _, args, kwargs: made.pull(asked(*args, **kwargs)), with_kwargs=True
+            lambda _, args, kwargs: pull(asked(*args, **kwargs)), with_kwargs=True
         )
     return made
 

@@ -56,12 +56,12 @@ class ShardedEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
         self.padding_idx, self.table, self.dtype = plain.padding_idx, table, plain.weight.dtype
-        self._source = (source,)  # a tuple: no module, and nothing that state_dict() or copies look into
+        self._look_up = torch.compiler.disable(source.look_up)  # torch.compile breaks its graph there
         self.training = plain.training
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of `ids`, in their order; a collective: every rank calls it, if with no id."""
-        found, places = self._source[0].look_up(self.table, ids, self.training)
+        found, places = self._look_up(self.table, ids, self.training)
         return F.embedding(places, found.leaf).to(self.dtype)
 
     def extra_repr(self) -> str:
@@ -97,14 +97,14 @@ class ShardedEmbeddingBag(nn.Module):
         self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
         self.padding_idx, self.table, self.dtype = plain.padding_idx, table, plain.weight.dtype
         self.mode, self.include_last_offset = plain.mode, plain.include_last_offset
-        self._source = (source,)
+        self._look_up = torch.compiler.disable(source.look_up)
         self.training = plain.training
 
     def forward(
         self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Sums, means or maxima of bags of rows; a collective: every rank calls it, if with no id."""
-        found, places = self._source[0].look_up(self.table, ids, self.training)
+        found, places = self._look_up(self.table, ids, self.training)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.float()
         bags = F.embedding_bag(
