@@ -6,10 +6,14 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "aggregator_bindings.h"
 #include "blocks.h"
 #include "low_rank.h"
 #include "rotated.h"
+#include "row_index.h"
+#include "rows.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -210,6 +214,96 @@ std::size_t low_rank_orthonormalize_all(Array<float> p, Table shapes, std::uint6
     return tacit::low_rank_orthonormalize_all(span(p), rows, seed);
 }
 
+// Rows of a sharded table, one after another: float32 or bfloat16.
+using Rows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Keys = Array<const std::int64_t>;
+
+tacit::RowWeights row_weights(const Rows& weights) {
+    const auto type = weights.dtype();
+    const bool bf16 = type.code == std::uint8_t(nb::dlpack::dtype_code::Bfloat) && type.bits == 16;
+    if (!bf16 && type != nb::dtype<float>()) throw nb::type_error("weights are float32 or bfloat16");
+    return {weights.data(), bf16, weights.shape(0), weights.shape(1)};
+}
+
+void row_route(Keys keys, std::uint64_t table, Array<std::int64_t> order, Array<std::int64_t> counts) {
+    nb::gil_scoped_release unlocked;
+    tacit::row_route(span(keys), table, span(order), span(counts));
+}
+
+void row_values(Keys keys, std::uint64_t table, std::uint64_t seed, bool normal, float scale,
+                Columns<float> out, int threads) {
+    const auto rows = factor(out);
+    nb::gil_scoped_release unlocked;
+    tacit::row_values(span(keys), table, seed, normal, scale, rows.length, rows.all, threads);
+}
+
+void row_sums(Columns<const float> gradients, Keys targets, float count, Columns<float> out, int threads) {
+    const auto from = factor(gradients);
+    const auto to = factor(out);
+    nb::gil_scoped_release unlocked;
+    tacit::row_sums(from.all, span(targets), from.length, count, to.all, threads);
+}
+
+void row_exact_sums(Columns<const float> gradients, Keys targets, int exponent, float count,
+                    Columns<float> out, int threads) {
+    const auto from = factor(gradients);
+    const auto to = factor(out);
+    nb::gil_scoped_release unlocked;
+    tacit::row_exact_sums(from.all, span(targets), from.length, exponent, count, to.all, threads);
+}
+
+void row_sgd(Rows weights, Keys rows, Columns<const float> gradients, float rate, int threads) {
+    const auto w = row_weights(weights);
+    nb::gil_scoped_release unlocked;
+    tacit::row_sgd(w, span(rows), factor(gradients).all, rate, threads);
+}
+
+void row_adagrad(Rows weights, Columns<float> squares, Keys rows, Columns<const float> gradients, float rate,
+                 float eps, int threads) {
+    const auto w = row_weights(weights);
+    nb::gil_scoped_release unlocked;
+    tacit::row_adagrad(w, factor(squares).all, span(rows), factor(gradients).all, rate, eps, threads);
+}
+
+void row_row_adagrad(Rows weights, Array<float> squares, Keys rows, Columns<const float> gradients,
+                     float rate, float eps, int threads) {
+    const auto w = row_weights(weights);
+    nb::gil_scoped_release unlocked;
+    tacit::row_row_adagrad(w, span(squares), span(rows), factor(gradients).all, rate, eps, threads);
+}
+
+void row_ftrl(Rows weights, Columns<float> z, Columns<float> squares, Keys rows,
+              Columns<const float> gradients, float rate, float beta, float l1, float l2, int threads) {
+    const auto w = row_weights(weights);
+    nb::gil_scoped_release unlocked;
+    tacit::row_ftrl(w, factor(z).all, factor(squares).all, span(rows), factor(gradients).all, rate, beta, l1,
+                    l2, threads);
+}
+
+void row_lazy_adam(Rows weights, Columns<float> m, Columns<float> v, Keys rows,
+                   Columns<const float> gradients, float rate, float beta1, float beta2, float eps,
+                   int threads) {
+    const auto w = row_weights(weights);
+    nb::gil_scoped_release unlocked;
+    tacit::row_lazy_adam(w, factor(m).all, factor(v).all, span(rows), factor(gradients).all, rate, beta1,
+                         beta2, eps, threads);
+}
+
+void index_find(const tacit::RowIndex& index, Keys keys, Array<std::int64_t> rows, int threads) {
+    nb::gil_scoped_release unlocked;
+    index.find(span(keys), span(rows), threads);
+}
+
+std::size_t index_add(tacit::RowIndex& index, Keys keys, Array<std::int64_t> rows) {
+    nb::gil_scoped_release unlocked;
+    return index.add(span(keys), span(rows));
+}
+
+void index_keys(const tacit::RowIndex& index, Array<std::int64_t> out) {
+    check_numel("out", out.size(), index.size());
+    std::copy(index.keys().begin(), index.keys().end(), out.data());
+}
+
 std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
     return tacit::packed_nbytes(numel, Layout{bits, block});
 }
@@ -222,6 +316,7 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
 #define INT64S "torch.Tensor | numpy.typing.NDArray[numpy.int64]"
 #define UINT32S "torch.Tensor | numpy.typing.NDArray[numpy.uint32]"
 #define BYTES "torch.Tensor | numpy.typing.NDArray[numpy.uint8]"
+#define ROWS "torch.Tensor | numpy.typing.NDArray[numpy.float32]"
 #define LANES "torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]"
 
 // noconvert: a wrong dtype or stride is a TypeError, not a silent copy (what goes to a copy of `out` is
@@ -360,6 +455,72 @@ NB_MODULE(_core, m) {
           "shapes"_a.noconvert(), "seed"_a,
           nb::sig("def low_rank_orthonormalize_all(p: " FLOAT32S ", shapes: " INT64S ", seed: int) -> int"),
           "low_rank_orthonormalize of every factor: rank and length of each are a row of `shapes`.");
+
+    nb::class_<tacit::RowIndex>(
+        m, "RowIndex",
+        "Keys of a shard and their rows, numbered in the order in which they were added; any 64-bit key.")
+        .def(nb::init<>())
+        .def("__len__", &tacit::RowIndex::size)
+        .def("find", &index_find, "keys"_a.noconvert(), "rows"_a.noconvert(), "threads"_a = 1,
+             nb::sig("def find(self, keys: " INT64S ", rows: " INT64S ", threads: int = 1) -> None"),
+             "The row of each key into `rows`; -1 where there is none.")
+        .def("add", &index_add, "keys"_a.noconvert(), "rows"_a.noconvert(),
+             nb::sig("def add(self, keys: " INT64S ", rows: " INT64S ") -> int"),
+             "How many rows there are, after every key has one, which `rows` names.")
+        .def("keys", &index_keys, "out"_a.noconvert(), nb::sig("def keys(self, out: " INT64S ") -> None"),
+             "The keys by row into `out`, of len() elements.");
+    m.def(
+        "row_route", &row_route, "keys"_a.noconvert(), "table"_a, "order"_a.noconvert(),
+        "counts"_a.noconvert(),
+        nb::sig("def row_route(keys: " INT64S ", table: int, order: " INT64S ", counts: " INT64S ") -> None"),
+        "Positions of `keys` by owner, mix(table, key) mod len(counts), into `order`; how many into "
+        "`counts`.");
+    m.def("row_values", &row_values, "keys"_a.noconvert(), "table"_a, "seed"_a, "normal"_a, "scale"_a,
+          "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def row_values(keys: " INT64S
+                  ", table: int, seed: int, normal: bool, scale: float, out: " FLOAT32S
+                  ", threads: int = 1) -> None"),
+          "The first values of rows, by seed, table and key alone: uniform in [-scale, scale), or normal.");
+    m.def("row_sums", &row_sums, "gradients"_a.noconvert(), "targets"_a.noconvert(), "count"_a,
+          "out"_a.noconvert(), "threads"_a = 1,
+          nb::sig("def row_sums(gradients: " FLOAT32S ", targets: " INT64S ", count: float, out: " FLOAT32S
+                  ", threads: int = 1) -> None"),
+          "out[t] = the sum of the gradients with target t, in the order given, over `count`.");
+    m.def(
+        "row_exact_sums", &row_exact_sums, "gradients"_a.noconvert(), "targets"_a.noconvert(), "exponent"_a,
+        "count"_a, "out"_a.noconvert(), "threads"_a = 1,
+        nb::sig("def row_exact_sums(gradients: " FLOAT32S ", targets: " INT64S
+                ", exponent: int, count: float, out: " FLOAT32S ", threads: int = 1) -> None"),
+        "The same as integers, round(gradient * 2^exponent): the same bits in any order; see native/rows.h.");
+    m.def("row_sgd", &row_sgd, "weights"_a.noconvert(), "rows"_a.noconvert(), "gradients"_a.noconvert(),
+          "rate"_a, "threads"_a = 1,
+          nb::sig("def row_sgd(weights: " ROWS ", rows: " INT64S ", gradients: " FLOAT32S
+                  ", rate: float, threads: int = 1) -> None"),
+          "w -= rate g, for the rows named, which increase; weights are float32 or bfloat16.");
+    m.def("row_adagrad", &row_adagrad, "weights"_a.noconvert(), "squares"_a.noconvert(), "rows"_a.noconvert(),
+          "gradients"_a.noconvert(), "rate"_a, "eps"_a, "threads"_a = 1,
+          nb::sig("def row_adagrad(weights: " ROWS ", squares: " FLOAT32S ", rows: " INT64S
+                  ", gradients: " FLOAT32S ", rate: float, eps: float, threads: int = 1) -> None"),
+          "s += g^2;  w -= rate g / (sqrt(s) + eps).");
+    m.def("row_row_adagrad", &row_row_adagrad, "weights"_a.noconvert(), "squares"_a.noconvert(),
+          "rows"_a.noconvert(), "gradients"_a.noconvert(), "rate"_a, "eps"_a, "threads"_a = 1,
+          nb::sig("def row_row_adagrad(weights: " ROWS ", squares: " FLOAT32S ", rows: " INT64S
+                  ", gradients: " FLOAT32S ", rate: float, eps: float, threads: int = 1) -> None"),
+          "row_adagrad with one s a row: s += the mean of g^2.");
+    m.def("row_ftrl", &row_ftrl, "weights"_a.noconvert(), "z"_a.noconvert(), "squares"_a.noconvert(),
+          "rows"_a.noconvert(), "gradients"_a.noconvert(), "rate"_a, "beta"_a, "l1"_a, "l2"_a,
+          "threads"_a = 1,
+          nb::sig("def row_ftrl(weights: " ROWS ", z: " FLOAT32S ", squares: " FLOAT32S ", rows: " INT64S
+                  ", gradients: " FLOAT32S
+                  ", rate: float, beta: float, l1: float, l2: float, threads: int = 1) -> None"),
+          "FTRL-proximal (McMahan et al. 2013); see native/rows.h.");
+    m.def("row_lazy_adam", &row_lazy_adam, "weights"_a.noconvert(), "m"_a.noconvert(), "v"_a.noconvert(),
+          "rows"_a.noconvert(), "gradients"_a.noconvert(), "rate"_a, "beta1"_a, "beta2"_a, "eps"_a,
+          "threads"_a = 1,
+          nb::sig("def row_lazy_adam(weights: " ROWS ", m: " FLOAT32S ", v: " FLOAT32S ", rows: " INT64S
+                  ", gradients: " FLOAT32S
+                  ", rate: float, beta1: float, beta2: float, eps: float, threads: int = 1) -> None"),
+          "Adam over the rows named alone; `rate` has the bias corrections of the step in it.");
 
     m.def("simd", &tacit::simd, "The instruction set in use.");
     m.def("simd_variants", &tacit::simd_variants,

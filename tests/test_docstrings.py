@@ -14,6 +14,7 @@ from types import FunctionType
 import pytest
 
 import tacit
+import tacit.rows
 import tacit.testing
 from tacit import sim
 
@@ -26,14 +27,21 @@ NO_TEXT = {"tacit.Conversation"}  # an alias of a type
 
 
 def _public():
-    for room in (tacit, tacit.testing):
+    for room in (tacit, tacit.rows, tacit.testing):
         for name in room.__all__:
             found, called = getattr(room, name), f"{room.__name__}.{name}"
             if isinstance(found, FunctionType | type) and called not in NO_TEXT:
                 yield called, found
     yield "tacit.sim.cost", sim.cost
     yield "tacit.sim.rows_cost", sim.rows_cost
-    for owner in (tacit.Handle, tacit.Strategy, sim.Estimate, sim.RowsEstimate):
+    for owner in (
+        tacit.Handle,
+        tacit.Strategy,
+        sim.Estimate,
+        sim.RowsEstimate,
+        tacit.rows.Tables,
+        tacit.rows.Store,
+    ):
         for name, found in vars(owner).items():
             found = found.__func__ if isinstance(found, classmethod) else found
             if isinstance(found, FunctionType) and not name.startswith("_"):

@@ -30,7 +30,7 @@ TORCHLESS = (
 WAY = (
     "cli",
     "lab", "demo", "report", "plan", "sim",
-    "attachments", "checkpoints", "testing", "gossip", "rows", "exchange", "buckets", "memory",
+    "attachments", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
     "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules",
     "requests", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",
@@ -56,6 +56,10 @@ FORBIDDEN = {
     "gossip": (
         {"strategy", "exchange", "transports"},
         "it is given a codec and a trigger, and has sockets of its own",
+    ),
+    "rows": (
+        {"strategy", "rounds", "codecs", "schemes", "exchange", "gossip", "buckets", "memory"},
+        "rows travel as they are, between the ranks that look them up and those that own them",
     ),
     "exchange": ({"strategy", "codecs", "rounds"}, "it drives any codec through any channel"),
     "rounds": ({"codecs", "schemes", "transports"}, "when to communicate does not depend on how"),

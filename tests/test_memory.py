@@ -69,6 +69,25 @@ def test_tensors_of_any_shape_and_dtype_are_kept_by_parameter():
         bucket.tensor("q", "x", (3,), rule="mean")
 
 
+def test_a_tensor_may_have_a_length_that_changes_and_states_are_copies_of_it():
+    memory = MemoryStore()
+    bucket = memory.of(LAYOUT, CPU)
+    kept = bucket.tensor("q", "w", (None, 3), rule="first", init=lambda: torch.ones(2, 3))
+    assert kept.shape == (2, 3)
+    state = memory.state()
+    kept.resize_(5, 3).fill_(7.0)
+    assert bucket.tensor("q", "w", (None, 3), rule="first").tolist() == [[7.0] * 3] * 5
+    assert state["q"]["w"]["parts"][""].tolist() == [[1.0] * 3] * 2
+    other = MemoryStore()
+    other.load(memory.state())
+    again = other.of(LAYOUT, CPU).tensor("q", "w", (None, 3), rule="first", init=lambda: torch.ones(2, 3))
+    assert again.shape == (5, 3) and again.data_ptr() != kept.data_ptr()
+    with pytest.raises(CheckpointError, match=r"the codec asks for torch.float32 of \(None, 4\)"):
+        bucket.tensor("q", "w", (None, 4), rule="first")
+    with pytest.raises(ConformanceError, match="needs init="):
+        bucket.tensor("p", "w", (None, 3), rule="first")
+
+
 @pytest.mark.parametrize(("rule", "value"), [("mean", 1.5), ("first", 0.0), ("reset", 9.0)])
 def test_in_another_world_tensors_follow_their_rule(rule, value):
     stores = [MemoryStore() for _ in range(4)]

@@ -17,17 +17,20 @@ STEPS = 4
 TEXTS = ["rank1 / allreduce", "ef(rank1) / sharded", "lowrank(2)", "lowrank(2, p=hush, q=hush, rest=hush)"]
 
 
+AUTO = "lowrank(rank=auto, refresh=1)"  # ranks move in every step, where a bucket has several matrices
+
+
 def _start(wrap, text):
-    model = deep()
+    model, bucket = deep(), "60kB" if text == AUTO else "20kB"
     if wrap == "fsdp":
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-        for layer in list(model)[:-1]:
+        for layer in list(model)[:-1] if text != AUTO else ():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     elif wrap == "ddp":
         model = DDP(model, bucket_cap_mb=0.03)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, optimizer, tacit.attach(model, optimizer, text, bucket="20kB", seed=7)
+    return model, optimizer, tacit.attach(model, optimizer, text, bucket=bucket, seed=7)
 
 
 def _bits(model):
@@ -64,6 +67,30 @@ def test_several_buckets_under_ddp_train_to_the_same_bits_and_resume_to_them(ran
     for (bits, state, *_), (got, other, *_) in zip(whole, second, strict=True):
         assert torch.equal(got, bits)
         assert same_kept(state, other)
+
+
+@pytest.mark.parametrize(("wrap", "world"), [("ddp", 4), ("fsdp", 2)])
+def test_ranks_that_move_are_the_same_everywhere_and_resume_to_the_same_bits(ranks, wrap, world):
+    def lengths(state):
+        kept = state["tacit"]["memory"]["q"]
+        return {(n, part): len(q) for n in kept for part, q in kept[n]["parts"].items()}
+
+    whole = ranks.run(world, _trained, wrap, AUTO, 0, 2 * STEPS, None)
+    assert len(set(lengths(whole[0][1]).values())) > 1
+    assert all(torch.equal(whole[0][0], other[0]) for other in whole)
+    assert all(same_kept(whole[0][1], other[1]) for other in whole)
+    if wrap == "fsdp":
+        found = ranks.run(world, _broken_off_under_fsdp, AUTO)
+        assert all(torch.equal(unbroken, resumed) for unbroken, resumed in found)
+        return
+    saved = [state for _, state, *_ in ranks.run(world, _trained, wrap, AUTO, 0, STEPS, None)]
+    assert len(set(lengths(saved[0]).values())) > 1
+    resumed = ranks.run(world, _trained, wrap, AUTO, STEPS, 2 * STEPS, saved)
+    assert all(torch.equal(bits, whole[0][0]) for bits, *_ in resumed)
+    assert all(same_kept(state, whole[0][1]) for _, state, *_ in resumed)
+    for bits, _, loaded, *_ in ranks.run(3, _trained, wrap, AUTO, STEPS, STEPS + 1, saved):
+        assert {(n, ""): len(kept["parts"][""]) for n, kept in loaded["q"].items()} == lengths(saved[0])
+        assert torch.isfinite(bits).all()
 
 
 def same_kept(state, other):

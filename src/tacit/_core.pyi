@@ -131,6 +131,63 @@ def low_rank_orthonormalize_all(p: torch.Tensor | numpy.typing.NDArray[numpy.flo
     low_rank_orthonormalize of every factor: rank and length of each are a row of `shapes`.
     """
 
+class RowIndex:
+    """
+    Keys of a shard and their rows, numbered in the order in which they were added; any 64-bit key.
+    """
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def find(self, keys: torch.Tensor | numpy.typing.NDArray[numpy.int64], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], threads: int = 1) -> None:
+        """The row of each key into `rows`; -1 where there is none."""
+
+    def add(self, keys: torch.Tensor | numpy.typing.NDArray[numpy.int64], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> int:
+        """How many rows there are, after every key has one, which `rows` names."""
+
+    def keys(self, out: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> None:
+        """The keys by row into `out`, of len() elements."""
+
+def row_route(keys: torch.Tensor | numpy.typing.NDArray[numpy.int64], table: int, order: torch.Tensor | numpy.typing.NDArray[numpy.int64], counts: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> None:
+    """
+    Positions of `keys` by owner, mix(table, key) mod len(counts), into `order`; how many into `counts`.
+    """
+
+def row_values(keys: torch.Tensor | numpy.typing.NDArray[numpy.int64], table: int, seed: int, normal: bool, scale: float, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    The first values of rows, by seed, table and key alone: uniform in [-scale, scale), or normal.
+    """
+
+def row_sums(gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], targets: torch.Tensor | numpy.typing.NDArray[numpy.int64], count: float, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    out[t] = the sum of the gradients with target t, in the order given, over `count`.
+    """
+
+def row_exact_sums(gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], targets: torch.Tensor | numpy.typing.NDArray[numpy.int64], exponent: int, count: float, out: torch.Tensor | numpy.typing.NDArray[numpy.float32], threads: int = 1) -> None:
+    """
+    The same as integers, round(gradient * 2^exponent): the same bits in any order; see native/rows.h.
+    """
+
+def row_sgd(weights: torch.Tensor | numpy.typing.NDArray[numpy.float32], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], rate: float, threads: int = 1) -> None:
+    """
+    w -= rate g, for the rows named, which increase; weights are float32 or bfloat16.
+    """
+
+def row_adagrad(weights: torch.Tensor | numpy.typing.NDArray[numpy.float32], squares: torch.Tensor | numpy.typing.NDArray[numpy.float32], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], rate: float, eps: float, threads: int = 1) -> None:
+    """s += g^2;  w -= rate g / (sqrt(s) + eps)."""
+
+def row_row_adagrad(weights: torch.Tensor | numpy.typing.NDArray[numpy.float32], squares: torch.Tensor | numpy.typing.NDArray[numpy.float32], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], rate: float, eps: float, threads: int = 1) -> None:
+    """row_adagrad with one s a row: s += the mean of g^2."""
+
+def row_ftrl(weights: torch.Tensor | numpy.typing.NDArray[numpy.float32], z: torch.Tensor | numpy.typing.NDArray[numpy.float32], squares: torch.Tensor | numpy.typing.NDArray[numpy.float32], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], rate: float, beta: float, l1: float, l2: float, threads: int = 1) -> None:
+    """FTRL-proximal (McMahan et al. 2013); see native/rows.h."""
+
+def row_lazy_adam(weights: torch.Tensor | numpy.typing.NDArray[numpy.float32], m: torch.Tensor | numpy.typing.NDArray[numpy.float32], v: torch.Tensor | numpy.typing.NDArray[numpy.float32], rows: torch.Tensor | numpy.typing.NDArray[numpy.int64], gradients: torch.Tensor | numpy.typing.NDArray[numpy.float32], rate: float, beta1: float, beta2: float, eps: float, threads: int = 1) -> None:
+    """
+    Adam over the rows named alone; `rate` has the bias corrections of the step in it.
+    """
+
 def simd() -> str:
     """The instruction set in use."""
 

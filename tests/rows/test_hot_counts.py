@@ -1,8 +1,5 @@
 """Counts that fade, exact and sketched."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -98,8 +95,3 @@ def test_nothing_may_be_added():
     for counts in (DecayedCounts(), SketchedCounts(3)):
         counts.add([])
         assert counts.total == 0 and counts.rank_steps == 1 and len(counts.candidates(0.1)[0]) == 0
-
-
-def test_no_torch_is_imported():
-    code = "import sys, tacit.rows.hot_set; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

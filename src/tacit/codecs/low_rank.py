@@ -12,14 +12,14 @@ What is no matrix, what would not become half as small, and embeddings and the h
 The first `start` steps send everything with `rest`. Error feedback covers all of the bucket.
 
 Every `refresh` exchanges, on average, the last column of Q starts again from noise: a direction orthogonal to all of Q would
-otherwise never be seen, however much of it waits in e (arXiv 2509.11254 has a counterexample). With rank=auto the matrices of a
-bucket are then given new ranks, by the spectrum that R has shown (spectrum.py), within the bytes of rank 8 or within `budget`.
+otherwise never be seen, however much of it waits in e (arXiv 2509.11254 has a counterexample). With rank=auto the matrices of the
+bucket first get new ranks, by the spectrum that R has shown (spectrum.py), within the bytes of rank 8 or within `budget`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from torch import Tensor
 from tacit.codecs.blocks import Int4
 from tacit.codecs.by_shape import SubVector
 from tacit.codecs.in_torch import kernels
-from tacit.codecs.spectrum import allocate, uniform
-from tacit.errors import ConfigError, PairingError
+from tacit.codecs.spectrum import allocate, energies_of, uniform
+from tacit.errors import CheckpointError, ConfigError, PairingError
 from tacit.layout import Layout
 from tacit.requests import (
     Codec,
@@ -51,7 +51,7 @@ _AUTO = "auto"
 _AUTO_RANK = (
     8  # rank=auto treats as matrices what this rank does, and spends its bytes unless there is a budget
 )
-_MANY = 2**20  # elements whose bytes tell those of one
+_MANY = 2**20  # elements of which the bytes are counted
 _INT4 = Int4(rounding="nearest")  # under error feedback a small error is worth more than an unbiased one
 
 
@@ -69,7 +69,7 @@ class LowRank:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rank != _AUTO and not (_is_whole(self.rank) and 1 <= self._rank <= _MOST_RANK):
+        if self.rank != _AUTO and not (_is_whole(self.rank) and 1 <= self.first_rank <= _MOST_RANK):
             raise ConfigError(
                 f"lowrank(rank={self.rank}): a whole number from 1 to {_MOST_RANK}, or auto; try 8"
             )
@@ -107,8 +107,8 @@ class LowRank:
         return f"lowrank({', '.join(options)})"
 
     @property
-    def _rank(self) -> int:
-        """The rank; with rank=auto the one by which matrices are told from the rest."""
+    def first_rank(self) -> int:
+        """The rank; with rank=auto the one that decides what is a matrix."""
         return _AUTO_RANK if isinstance(self.rank, str) else self.rank
 
     @property
@@ -142,7 +142,9 @@ class LowRank:
         x, residual, kernel = x.float(), context.memory.vector("residual"), kernels(x)
         sent = () if context.step < self.start else self._start(context.layout)
         kept = {m.name: self._basis(m, context) for m in sent}
-        plan = _plan(context.layout, tuple(replace(m, rank=len(kept[m.name])) for m in sent))
+        plan = _plan(context.layout, sent)
+        if self.rank == _AUTO:
+            plan = plan.with_ranks(context.layout, {name: len(basis) for name, basis in kept.items()})
         q, threads = plan.q.join(kept, x), threads_for(x.numel())
 
         p = x.new_empty(plan.p.numel)
@@ -188,21 +190,9 @@ class LowRank:
 
     def _start(self, layout: Layout) -> "tuple[_Matrix, ...]":
         """What is sent by factors, with the ranks of the first step."""
-        matrices = _matrices(layout, self._rank, self.embeddings)
-        return matrices if self.budget is None else self._within(matrices, self.budget)
+        return _starting(self, layout)
 
-    def _within(self, matrices: "tuple[_Matrix, ...]", budget: float) -> "tuple[_Matrix, ...]":
-        """The same with one rank for all, the largest that the budget allows."""
-        costs, whole = self._costs(matrices), sum(4.0 * m.rows * m.columns for m in matrices)
-        ranks = uniform(costs, [m.most for m in matrices], budget * whole)
-        if matrices and not ranks:
-            raise ConfigError(
-                f"lowrank(rank=auto, budget={budget}): rank 1 takes {sum(costs) / whole:.2g} of the bytes of these matrices, "
-                f"the first of which is {matrices[0].name!r}; raise the budget above that"
-            )
-        return tuple(replace(m, rank=rank) for m, rank in zip(matrices, ranks, strict=True))
-
-    def _costs(self, matrices: "Sequence[_Matrix]") -> list[float]:
+    def costs(self, matrices: "Sequence[_Matrix]") -> list[float]:
         """Bytes of one more rank of each."""
         p, q = (codec.nbytes(_MANY) / _MANY for codec in (self.p, self.q))
         return [p * m.rows + q * m.columns for m in matrices]
@@ -215,42 +205,47 @@ class LowRank:
             kernels(made).low_rank_orthonormalize(made, seed_of(context.shared_seed, "start", matrix.name))
             return made
 
-        count = None if self.rank == _AUTO else matrix.rank
-        return context.memory.tensor("q", matrix.name, (count, matrix.columns), rule="first", init=noise)
+        auto = self.rank == _AUTO
+        count = None if auto else matrix.rank
+        kept = context.memory.tensor("q", matrix.name, (count, matrix.columns), rule="first", init=noise)
+        if auto and not 1 <= len(kept) <= matrix.most:
+            raise CheckpointError(
+                f"memory 'q' of parameter {matrix.name!r} has {len(kept)} columns and a matrix of {matrix.rows} x {matrix.columns} has "
+                f"from 1 to {matrix.most}; the checkpoint is damaged: load another, or leave tacit's state out"
+            )
+        return kept
 
     def _keep(
         self, plan: "_Plan", kept: Mapping[str, Tensor], q: Tensor, r: Tensor, context: Context
     ) -> None:
         """Q of the next step, from R; a matrix whose R is not finite keeps its own."""
-        fresh = r.clone()
         refreshed = seed_of(context.shared_seed, "refresh") % self.refresh == 0
+        fresh, before = r.clone(), plan.q.split(q)
+        if refreshed and self.rank == _AUTO and not r.is_meta and bool(r.isfinite().all()):
+            ranks = self._allocate(context.layout, plan.q.split(r))
+            for name, columns in before.items():
+                kept[name].resize_(ranks[name], columns.shape[1])
+                before[name] = _of_rank(columns, ranks[name])
+            factors = [_of_rank(part, ranks[name]) for name, part in plan.q.split(r).items()]
+            fresh = torch.cat([fresh.new_empty(0), *(part.reshape(-1) for part in factors)])
+            plan = plan.with_ranks(context.layout, ranks)
         if refreshed:
             for columns in plan.q.split(fresh).values():
                 columns[-1] = 0  # zeros become noise
         kernels(fresh).low_rank_orthonormalize_all(fresh, plan.q_shapes, seed_of(context.shared_seed, "q"))
-        for name, columns in plan.q.split(torch.where(fresh.isfinite(), fresh, q)).items():
-            kept[name].copy_(columns)
-        if refreshed and self.rank == _AUTO and kept and not r.is_meta:
-            self._allocate(plan, kept, r, context)
+        for name, columns in plan.q.split(fresh).items():
+            kept[name].copy_(torch.where(columns.isfinite(), columns, before[name]))
 
-    def _allocate(self, plan: "_Plan", kept: Mapping[str, Tensor], r: Tensor, context: Context) -> None:
-        """New ranks, by what the columns of R carry; Q loses its last columns, or has new ones of noise."""
-        matrices = self._start(context.layout)
-        columns = [plan.q.split(r)[m.name].double().square().sum(1) for m in matrices]
-        found = torch.cat(columns).tolist()  # the only time that a number is read from the device
-        if not all(map(isfinite, found)):
-            return
-        energies = [[found.pop(0) for _ in own] for own in columns]
-        costs = self._costs(matrices)
+    def _allocate(self, layout: Layout, factors: Mapping[str, Tensor]) -> dict[str, int]:
+        """The ranks from now on, by what the columns of R carry."""
+        matrices = self._start(layout) if factors else ()
+        found = [
+            energies_of(factors[m.name]).tolist() for m in matrices
+        ]  # read from the device now and then only
+        costs = self.costs(matrices)
         budget = sum(cost * m.rank for cost, m in zip(costs, matrices, strict=True))
-        for m, rank in zip(
-            matrices, allocate(energies, costs, [m.most for m in matrices], budget), strict=True
-        ):
-            basis, before = kept[m.name], len(kept[m.name])
-            if rank != before:
-                basis.resize_(rank, m.columns)
-                basis[before:] = 0  # zeros become noise
-                kernels(basis).low_rank_orthonormalize(basis, seed_of(context.shared_seed, "grown", m.name))
+        ranks = allocate(found, costs, [m.most for m in matrices], budget)
+        return {m.name: rank for m, rank in zip(matrices, ranks, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +271,13 @@ class _Plan:
     p: Layout  # rank x m of every matrix: its columns, one behind the other
     q: Layout  # rank x n, of Q and of R
     rest: SubVector
+    sent: "tuple[_Matrix, ...]"
     matrices: Tensor  # start, m, n and rank of each, as the kernels want them
     p_shapes: Tensor
     q_shapes: Tensor
+
+    def with_ranks(self, layout: Layout, ranks: Mapping[str, int]) -> "_Plan":
+        return _plan(layout, tuple(replace(m, rank=ranks[m.name]) for m in self.sent))
 
 
 @lru_cache(maxsize=4096)
@@ -294,6 +293,25 @@ def _matrices(layout: Layout, rank: int, embeddings: bool) -> tuple[_Matrix, ...
 
 
 @lru_cache(maxsize=4096)
+def _starting(codec: LowRank, layout: Layout) -> tuple[_Matrix, ...]:
+    """The matrices with the ranks of the first step; with a budget one rank for all, the largest that fits, and 1 at least."""
+    matrices = _matrices(layout, codec.first_rank, codec.embeddings)
+    if codec.budget is None:
+        return matrices
+    whole = sum(4.0 * m.rows * m.columns for m in matrices)
+    ranks = uniform(codec.costs(matrices), [m.most for m in matrices], codec.budget * whole)
+    return tuple(replace(m, rank=rank) for m, rank in zip(matrices, ranks, strict=True))
+
+
+def _of_rank(columns: Tensor, rank: int) -> Tensor:
+    """The first `rank` columns, and zeros for those that are not there."""
+    found = columns.new_zeros(rank, columns.shape[1])
+    count = min(rank, len(columns))
+    found[:count] = columns[:count]
+    return found
+
+
+@lru_cache(maxsize=4096)
 def _plan(layout: Layout, sent: tuple[_Matrix, ...]) -> _Plan:
     """Where the factors lie; what is not in `sent` is rest."""
     names = {m.name for m in sent}
@@ -301,6 +319,7 @@ def _plan(layout: Layout, sent: tuple[_Matrix, ...]) -> _Plan:
         p=Layout.of({m.name: (m.rank, m.rows) for m in sent}),
         q=Layout.of({m.name: (m.rank, m.columns) for m in sent}),
         rest=SubVector.of_spans(span for span in layout.spans if span.name not in names),
+        sent=sent,
         matrices=_table([(m.start, m.rows, m.columns, m.rank) for m in sent], 4),
         p_shapes=_table([(m.rank, m.rows) for m in sent], 2),
         q_shapes=_table([(m.rank, m.columns) for m in sent], 2),

@@ -1,67 +1,76 @@
 """Ranks for the matrices of a bucket, from what their factors have shown of the spectrum: how `lowrank(rank=auto)` spends its bytes.
 
-Column j of R = M^T P is a direction of the mean gradient and its residual, and |R_j|^2 the energy that this column carries. All ranks hold
-the same R, so all come to the same answer with nothing sent. Ranks are given out one by one to the matrix whose next column carries the
-largest share of its own energy for its bytes, until the bytes are spent. Shares, not energies: an optimizer such as Adam divides each
-parameter's scale out again. Columns that were never sent are taken to go on falling as the last ones did.
+Column j of R = M^T P is a direction of the mean gradient and its residual, and |R_j|^2 the energy that it carries. All ranks hold the same
+R, so all come to the same answer with nothing sent: energies are sums of whole numbers, which no order of adding changes, and the rest
+is single multiplications and divisions, which IEEE 754 rounds alike everywhere.
+
+Ranks are given out one by one to the matrix whose next column is largest for its bytes, against that matrix's own largest column: an
+optimizer such as Adam divides a parameter's scale out again. A rank moves by a quarter at a time: error feedback makes the columns that
+were left out grow, and what follows them in one go never settles.
 """
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-_GROWTH = 2  # of a rank at a time: beyond its columns a spectrum is a guess
-_FALL = 0.9  # from a column to the next, where one column has shown nothing of it
+import torch
+from torch import Tensor
+
+_FALL = 0.9  # from a column to the next one, where none has been sent
+_BITS = 15  # of the whole numbers that energies are sums of
+
+
+def energies_of(r: Tensor) -> Tensor:
+    """The squared length of every row of `r`, in a unit of its own: whole numbers below 2^53 up to 2^22 columns."""
+    exponent = torch.frexp(r.abs().amax().double()).exponent
+    return torch.ldexp(r.double(), _BITS - exponent).round().long().square().sum(1)
 
 
 def allocate(
     energies: Sequence[Sequence[float]], costs: Sequence[float], most: Sequence[int], budget: float
 ) -> list[int]:
-    """The rank of each matrix: 1 or more, with sum(rank * cost) at most `budget` where that is enough for ones.
+    """The rank of each matrix, a quarter more or less than now; the sum of rank x cost stays within the budget, where it was.
 
     Args:
-        energies: Of every matrix, those of its columns so far.
+        energies: Of every matrix, those of its columns now.
         costs: What one rank of it costs.
         most: Its largest rank.
         budget: What all may cost.
     """
-    shares = [_shares(own, min(_GROWTH * len(own), top)) for own, top in zip(energies, most, strict=True)]
-    ranks = [1] * len(shares)
-    left = budget - sum(costs)
+    falls, ranks = [], []
+    for own, top in zip(energies, most, strict=True):
+        now, step = len(own), max(1, len(own) // 4)
+        ranks.append(max(1, now - step))
+        falls.append(_falling(own, min(now + step, top)))
+    left = budget - sum(cost * rank for cost, rank in zip(costs, ranks, strict=True))
     queue = [
-        (-own[1] / cost, 1, i)
-        for i, (own, cost) in enumerate(zip(shares, costs, strict=True))
-        if len(own) > 1
+        (-fall[rank] / cost, rank, i)
+        for i, (fall, cost, rank) in enumerate(zip(falls, costs, ranks, strict=True))
+        if rank < len(fall)
     ]
     heapify(queue)
     while queue:
-        _, _, i = heappop(queue)
+        _, rank, i = heappop(queue)
         if costs[i] > left:
             continue
         left -= costs[i]
-        ranks[i] += 1
-        if ranks[i] < len(shares[i]):
-            heappush(queue, (-shares[i][ranks[i]] / costs[i], ranks[i], i))
+        ranks[i] = rank = rank + 1
+        if rank < len(falls[i]):
+            heappush(queue, (-falls[i][rank] / costs[i], rank, i))
     return ranks
 
 
-def _shares(energies: Sequence[float], count: int) -> list[float]:
-    """What each column carries of all that is seen, falling; `count` of them."""
-    seen: list[float] = []
-    for energy in energies:
-        seen.append(min(energy, seen[-1]) if seen else energy)
-    last = len(seen) - 1
-    middle = last // 2
-    fall = _FALL
-    if last > middle and seen[middle] > 0:
-        fall = (seen[last] / seen[middle]) ** (1 / (last - middle))
-    total = sum(seen) or 1.0
-    return [(seen[j] if j <= last else seen[last] * fall ** (j - last)) / total for j in range(count)]
+def _falling(energies: Sequence[float], count: int) -> list[float]:
+    """The columns' energies, largest first, against the largest; `count` of them."""
+    seen = sorted(energies, reverse=True)
+    while len(seen) < count:
+        seen.append(_FALL * seen[-1])
+    return [energy / seen[0] if seen[0] else 1.0 for energy in seen[:count]]
 
 
 def uniform(costs: Sequence[float], most: Sequence[int], budget: float) -> list[int]:
-    """One rank for all matrices, cut to the largest of each: as large as the budget allows; empty if that is not enough for ones."""
-    found: list[int] = []
-    for rank in range(1, max(most, default=0) + 1):
+    """One rank for all matrices, cut to the largest of each: as large as the budget allows, and 1 at least."""
+    found = [1] * len(most)
+    for rank in range(2, max(most, default=0) + 1):
         ranks = [min(rank, top) for top in most]
         if sum(cost * each for cost, each in zip(costs, ranks, strict=True)) > budget:
             break

@@ -1,0 +1,308 @@
+"""The tables of one model in shards on its ranks: look-ups, a step, checkpoints, and plain tables again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import ConfigError, did_you_mean
+from tacit.rows import checkpoint
+from tacit.rows.adding import Adder
+from tacit.rows.exchanges import Pulled, pull, push, push_pulled
+from tacit.rows.gathering import all_rows, gathered_rows
+from tacit.rows.modules import LookUp, Sharded, flat_ids
+from tacit.rows.optimizers import RowOptimizer
+from tacit.rows.owners import Kind, Owners
+from tacit.rows.shard import Shard
+from tacit.rows.table import Table
+from tacit.rows.traffic import RowTraffic
+
+
+class Tables:
+    """What `shard` returns. Every method that exchanges something is called by all ranks, in one order.
+
+    Args:
+        tables: the tables, alike on all ranks.
+        owners: the ranks.
+        optimizer: of their rows.
+        adding: "rank order" or "exact".
+        modules: by table, those that look rows up.
+
+    Example:
+        >>> tables = tacit.rows.shard(model, optimizer=RowAdagrad(lr=0.05))
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        owners: Owners,
+        optimizer: RowOptimizer,
+        adding: str,
+        modules: Mapping[str, Sequence[Sharded]],
+    ) -> None:
+        self.optimizer = optimizer
+        self._tables = {table.name: table for table in tables}
+        self._owners, self._adding, self._modules = owners, adding, modules
+        self._shards = {table.name: Shard(table, optimizer) for table in tables}
+        self._adders = {table.name: Adder(adding == "exact") for table in tables}
+        self._pending: list[tuple[Pulled, dict[str, LookUp]]] = []
+        self._current: dict[str, LookUp] = {}  # of the last pull(), until the next or step()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tables."""
+        return list(self._tables)
+
+    @property
+    def stats(self) -> RowTraffic:
+        """What was looked up and sent by this rank."""
+        return self._owners.traffic
+
+    def owned(self, name: str) -> int:
+        """Rows of one table that this rank keeps.
+
+        Args:
+            name: the table.
+
+        Returns:
+            How many rows there are: those of the weights that `shard` found, and those that were trained since.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        return len(self._shards[self._known(name)])
+
+    # ---- rows for a forward pass
+
+    def pull(self, ids: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+        """Looks up all rows of a batch in one exchange; the modules then use them, until the next `pull` or `step`.
+
+        Args:
+            ids: by table all ids that this rank's forward looks up, in any shape; a list of them where several modules share a table.
+
+        Raises:
+            ConfigError: a key out of range, no such table, or ranks that do different things.
+
+        Example:
+            >>> tables.pull({"user": batch.user, "item": batch.items})
+        """
+        for name in ids:
+            self._known(name)
+        training = torch.is_grad_enabled() and any(
+            each.training for some in self._modules.values() for each in some
+        )
+        devices = {name: _device(each) for name, each in ids.items()}
+        found = self._pulled({name: flat_ids(each) for name, each in ids.items()}, devices, training)
+        self._current = {name: each for name, (each, _) in found.items()}
+
+    def look_up(self, name: str, ids: Tensor, training: bool) -> tuple[LookUp, Tensor]:
+        """The rows of `ids` and the place of each among them; what a module's forward calls.
+
+        Args:
+            name: the table.
+            ids: any shape.
+            training: whether gradients of the rows are wanted; never under no_grad.
+
+        Returns:
+            The rows, and for every id which of them is its own.
+
+        Raises:
+            ConfigError: a key out of range, or one that `pull` was not given.
+        """
+        on_cpu = ids.detach().cpu()
+        if name in self._current:
+            found = self._current[name]
+            places = found.places(on_cpu.long(), name)
+        else:
+            training = training and torch.is_grad_enabled()
+            found, places = self._pulled({name: flat_ids(on_cpu)}, {name: ids.device}, training)[name]
+        return found, places.view(ids.shape).to(ids.device)
+
+    def _pulled(
+        self, ids: Mapping[str, Tensor], devices: Mapping[str, torch.device], training: bool
+    ) -> dict[str, tuple[LookUp, Tensor]]:
+        """By table its rows, and the place of each of `ids` among them."""
+        with self._owners.refusing():
+            for name, each in ids.items():
+                self._tables[name].check_keys(each)
+        different = {name: each.long().unique(return_inverse=True) for name, each in ids.items()}
+        keys = {name: each for name, (each, _) in different.items()}
+        kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
+        pulled = pull(self._owners, self._shards, keys, kind)
+        self.stats.looked_up += sum(len(each) for each in ids.values())
+        found = {
+            name: LookUp(keys[name], rows.float().to(devices[name]).requires_grad_(training))
+            for name, rows in pulled.rows.items()
+        }
+        if training:
+            self._pending.append((pulled, found))
+        return {name: (each, different[name][1]) for name, each in found.items()}
+
+    # ---- gradients
+
+    def step(self, lr: float | None = None) -> None:
+        """Sends the gradients of all look-ups since the last step to the owners, who take one step with their mean over ranks.
+
+        As in DDP the mean is over ranks, whatever their batches' sizes: a loss that is a mean over the own batch is right. Gradients of
+        several backward passes are added first.
+
+        Args:
+            lr: in place of the optimizer's, for this step.
+
+        Raises:
+            ConfigError: ranks that do different things, or a learning rate that is no positive number.
+
+        Example:
+            >>> loss.backward(); optimizer.step(); tables.step()
+        """
+        rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
+        pending, self._pending, self._current = self._pending, [], {}
+        if len(pending) == 1:
+            pulled, found = pending[0]
+            push_pulled(self._owners, self._shards, self._adders, pulled, _gradients(found), rate)
+            return
+        keys, gradients = _united([found for _, found in pending])
+        push(self._owners, self._shards, self._adders, keys, gradients, rate)
+
+    def zero_grad(self) -> None:
+        """Forgets the look-ups and gradients since the last step, as where a step is left out; all ranks alike."""
+        self._pending, self._current = [], {}
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's rows, in the order of their keys, with their optimizer state: copies; no other rank is asked.
+
+        Returns:
+            Tensors, numbers and text: it loads with weights_only=True.
+
+        Example:
+            >>> torch.save(tables.state_dict(), f"{path}/rows-{rank}.pt")
+        """
+        return checkpoint.saved(self._shards, self._adders, self._rules)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from a checkpoint: this rank keeps the rows that it owns. All of it is checked before any is used.
+
+        Args:
+            state: this rank's state in a world of the same size, or a list of all ranks' states in any world.
+
+        Raises:
+            CheckpointError: it is of other tables, of another optimizer, incomplete or damaged; the tables are then as they were.
+
+        Example:
+            >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
+        """
+        found = checkpoint.pick(state, self._tables, self._rules)
+        self.zero_grad()
+        checkpoint.restore(found, self._shards, self._adders)
+
+    # ---- all rows in one place
+
+    def gather(self, to: int | None = None) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+        """Plain tables with all rows, for evaluation and export; a collective, and every receiver needs the memory.
+
+        Args:
+            to: the rank that receives them; None for all.
+
+        Returns:
+            By table an nn.Embedding or nn.EmbeddingBag; nothing on ranks other than `to`.
+
+        Raises:
+            ConfigError: a table of unbounded keys, or no such rank.
+
+        Example:
+            >>> for name, plain in tables.gather().items():
+            ...     model.set_submodule(name, plain)
+        """
+        for name, table in self._tables.items():
+            if table.keys is None:
+                raise ConfigError(
+                    f"table {name!r} has unbounded keys, which no nn.Embedding can hold; use gather_rows({name!r})"
+                )
+        here = to is None or to == self._owners.rank
+        found: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
+        for name, table in self._tables.items():
+            keys, weights = self.gather_rows(name, to)
+            if here:
+                found[name] = self._modules[name][0].plain(all_rows(table, keys, weights))
+        return found
+
+    def gather_rows(self, name: str, to: int | None = None) -> tuple[Tensor, Tensor]:
+        """The keys of one table that have a row, in order, and their rows; a collective.
+
+        Args:
+            name: the table.
+            to: the rank that receives them; None for all.
+
+        Returns:
+            Keys and rows; none on ranks other than `to`.
+
+        Raises:
+            ConfigError: no such table, or no such rank.
+        """
+        if to is not None and not 0 <= to < self._owners.world:
+            raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
+        return gathered_rows(self._owners, self._shards[self._known(name)], to)
+
+    def close(self) -> None:
+        """Frees the process group of the tables; nothing can be looked up after that."""
+        self._owners.close()
+
+    # ---- for shard()
+
+    def put(self, name: str, weights: Tensor) -> None:
+        """Takes over the rows of a plain table that this rank owns.
+
+        Args:
+            name: the table, which has no row yet.
+            weights: of all its keys.
+        """
+        order, counts = self._tables[name].by_owner(torch.arange(len(weights)), self._owners.world)
+        own = order.split(counts)[self._owners.rank]
+        self._shards[name].put(own, weights.detach().cpu()[own])
+
+    @property
+    def _rules(self) -> checkpoint.Rules:
+        return checkpoint.Rules(self.optimizer, self._adding, self._owners.rank, self._owners.world)
+
+    def _known(self, name: str) -> str:
+        if name not in self._tables:
+            hint = did_you_mean(name, self._tables)
+            raise ConfigError(
+                f"there is no table {name!r}; {hint}the tables are {', '.join(map(repr, self._tables))}"
+            )
+        return name
+
+
+def _gradients(found: Mapping[str, LookUp]) -> dict[str, Tensor]:
+    """By table the gradients of its rows, where the loss has used it."""
+    return {
+        name: each.leaf.grad.float().cpu().contiguous()
+        for name, each in found.items()
+        if each.leaf.grad is not None
+    }
+
+
+def _united(pending: Sequence[Mapping[str, LookUp]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of several look-ups the different keys of each table and the sums of their gradients, in the order of the look-ups."""
+    names = dict.fromkeys(name for found in pending for name in found)
+    keys, gradients = {}, {}
+    for name in names:
+        used = [found[name] for found in pending if name in found and found[name].leaf.grad is not None]
+        parts = [_gradients({name: each})[name] for each in used]
+        width = next(found[name].leaf.shape[1] for found in pending if name in found)
+        all_keys = torch.cat([each.keys for each in used]) if used else torch.empty(0, dtype=torch.int64)
+        keys[name], places = all_keys.unique(return_inverse=True)
+        gradients[name] = torch.zeros(len(keys[name]), width)
+        start = 0
+        for part in parts:
+            gradients[name][places[start : start + len(part)]] += part
+            start += len(part)
+    return keys, gradients
+
+
+def _device(ids: Tensor | Sequence[Tensor]) -> torch.device:
+    first = ids if isinstance(ids, Tensor) else next(iter(ids), torch.empty(0))
+    return first.device
