@@ -78,6 +78,8 @@ class Scheme(ABC):
                     return request.value
                 case Max():
                     return max_over_ranks(wire, request.value)
+                case Gather(value, ragged=True):
+                    return _gather_ragged(wire, value)
                 case Gather():
                     return _gather(wire, request.value)
 
@@ -140,6 +142,12 @@ def max_over_ranks(wire: Wire, value: Tensor) -> Tensor:
 
 def _gather(wire: Wire, value: Tensor) -> list[Tensor]:
     return wire.all_gather([value.numel()] * wire.world, value, shape=value.shape)
+
+
+def _gather_ragged(wire: Wire, value: Tensor) -> list[Tensor]:
+    """Of 1-D tensors whose lengths only their own ranks know."""
+    length = torch.tensor([value.numel()], dtype=torch.int64, device=value.device)
+    return wire.all_gather(torch.cat(_gather(wire, length)).tolist(), value)
 
 
 def _scatter_sum(wire: Wire, requests: Sequence[Request]) -> list[Total]:
