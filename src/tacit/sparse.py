@@ -79,7 +79,9 @@ class RowMemory:
     def vector(self, slot: str) -> Tensor:
         if slot not in self.vectors:
             tables = self.tables.split(self.whole.vector(slot)).values()
-            parts = [table[rows].view(-1) for table, rows in zip(tables, self.rows, strict=True)]
+            parts = [
+                table.index_select(0, rows).view(-1) for table, rows in zip(tables, self.rows, strict=True)
+            ]
             self.vectors[slot] = torch.cat(parts)
         return self.vectors[slot]
 
@@ -97,7 +99,7 @@ class RowMemory:
             tables = self.tables.split(self.whole.vector(slot)).values()
             parts = self.layout.split(values).values()
             for table, rows, part in zip(tables, self.rows, parts, strict=True):
-                table[rows] = part
+                table.index_copy_(0, rows, part)
 
 
 # ---- keys on the wire: sorted numbers as Elias and Fano wrote them, with low parts of whole bytes, which are only copied

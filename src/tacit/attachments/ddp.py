@@ -99,10 +99,11 @@ def _counted(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter
     }
     known = ddp._get_ddp_logging_data()
     count, nbytes = known["num_parameter_tensors"], known["total_parameter_size_bytes"]
-    if count != len(found) or nbytes != sum(p.nbytes for p in found.values()):
+    here = sum(p.nbytes for p in found.values())
+    if (count, nbytes) != (len(found), here):
         raise ConfigError(
-            f"DDP was built for {count} trainable parameters and the model has {len(found)} others: some were frozen, unfrozen or added since; "
-            f"build DDP(model) again"
+            f"DDP was built for {count} trainable parameters of {nbytes} bytes and the model has {len(found)} of {here} bytes: some were frozen, "
+            f"unfrozen or added since; build DDP(model) again"
         )
     return found
 
