@@ -36,8 +36,8 @@ class TouchedRows:
         own = [_coalesced(gradient) for gradient in self._gradients]
         keys = torch.cat([part.indices()[0] + a for part, (a, _) in zip(own, self._ranges(), strict=True)])
         count = self._ranges()[-1][1]
-        everybodys: list[Tensor] = yield Gather(pack_keys(keys, count), ragged=True)
-        union = torch.cat([unpack_keys(packed, count) for packed in everybodys]).unique()
+        found: list[Tensor] = yield Gather(pack_keys(keys, count), ragged=True)
+        union = torch.cat([unpack_keys(packed, count) for packed in found]).unique()
         self.rows = self._by_table(union)
         shapes = {
             s.name: (len(rows), s.shape[1]) for s, rows in zip(self._tables.spans, self.rows, strict=True)
