@@ -18,7 +18,7 @@ def pytest_configure() -> None:
 # Files of half a minute and more, the longest first: two workers that take a file at a time then end together.
 LONGEST = (
     "schemes/test_star_survives.py", "attachments/test_handle.py", "attachments/test_gossiping.py", "test_resume.py",
-    "schemes/test_star.py", "test_shaped_codecs.py", "cli/test_values.py", "cli/test_demo.py", "testing/test_conformance.py", "gossip/test_unequal.py",
+    "schemes/test_star.py", "test_shaped_codecs.py", "cli/test_values.py", "cli/test_demo.py", "testing/test_conformance.py", "test_sparse.py", "gossip/test_unequal.py",
     "attachments/test_ddp.py", "gossip/test_exit.py", "codecs/test_hush.py", "attachments/test_merging.py", "test_examples.py",
     "attachments/test_fsdp.py", "attachments/test_guard.py", "hostile/test_gossip.py", "sim/studies/test_search.py",
     "hostile/test_star.py", "lab/network/test_lab.py", "schemes/test_scheduled.py",

@@ -1,9 +1,22 @@
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tacit.buckets import flat_view, group_names, outer_names, parameter_names, plan
+from tacit.buckets import (
+    digest_of,
+    flat_view,
+    group_names,
+    has_sparse_tables,
+    outer_names,
+    parameter_names,
+    plan,
+    sparse_names,
+)
+from tacit.errors import ConfigError
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.integers(1, 2000))
@@ -61,3 +74,38 @@ def test_embeddings_and_a_language_models_head_are_outer_and_a_classifiers_head_
         assert outer == expected
         (bucket,) = plan(parameters, dict.fromkeys(parameters, "0"), 10**6, outer)
         assert {span.name for span in bucket.layout.spans if span.outer} == expected
+
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.users = nn.EmbeddingBag(9, 4, sparse=True), nn.Embedding(5, 2, sparse=True)
+        self.again, self.dense = nn.Embedding(5, 2, sparse=True), nn.Embedding(3, 2)
+        self.again.weight = self.users.weight
+        self.half, self.head = nn.Embedding(6, 2, sparse=True, dtype=torch.bfloat16), nn.Linear(4, 1)
+
+
+def test_sparse_tables_of_a_dtype_share_a_bucket_behind_all_others():
+    model = Tables()
+    parameters = parameter_names(model)
+    sparse = sparse_names(model, parameters)
+    assert sparse == {"words.weight", "users.weight", "half.weight"}
+    buckets = plan(parameters, dict.fromkeys(parameters, "0"), 1, sparse=sparse)
+    assert [(b.names, b.sparse) for b in buckets] == [
+        (("head.bias",), False),
+        (("head.weight",), False),
+        (("dense.weight",), False),
+        (("half.weight",), True),
+        (("users.weight", "words.weight"), True),
+    ]
+    assert digest_of(buckets) != digest_of([replace(bucket, sparse=False) for bucket in buckets])
+    assert has_sparse_tables(model) and not has_sparse_tables(model.head)
+
+
+def test_a_sparse_table_that_another_kind_of_module_uses_is_refused():
+    model = Tables()
+    model.dense.weight = model.users.weight
+    with pytest.raises(
+        ConfigError, match=r"'users.weight' has sparse .* shared with Embedding.*sparse=False"
+    ):
+        sparse_names(model, parameter_names(model))

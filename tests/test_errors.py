@@ -87,7 +87,6 @@ def test_models_and_options_that_cannot_be_attached_are_refused():
     for arguments, hint in (
         ((frozen, None), "no trainable parameter"),
         ((nn.Linear(2, 2, dtype=torch.complex64), None), "only real floating point"),
-        ((nn.Embedding(5, 2, sparse=True), None), "build it with sparse=False"),
     ):
         with pytest.raises(ConfigError) as caught:
             tacit.attach(*arguments)

@@ -31,7 +31,7 @@ WAY = (
     "cli",
     "lab", "demo", "report", "plan", "sim",
     "attachments", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
-    "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules",
+    "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",
     "requests", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",
 )  # fmt: skip

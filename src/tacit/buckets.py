@@ -16,13 +16,15 @@ from tacit.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters of one dtype, device and parameter group, in the order in which backward reaches them."""
+    """Parameters of one dtype, device and parameter group, in the order in which backward reaches them. `sparse`: tables, of whose
+    gradients only the rows that were used are exchanged."""
 
     index: int
     layout: Layout
     group: str
     dtype: torch.dtype
     device: torch.device
+    sparse: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -38,11 +40,6 @@ def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
         if not parameter.is_floating_point():
             raise ConfigError(
                 f"parameter {name!r} is {parameter.dtype}; only real floating point gradients can be exchanged"
-            )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ConfigError(
-                f"{name!r} makes sparse gradients, which no codec sends yet; build it with sparse=False"
             )
     return found
 
@@ -79,31 +76,66 @@ def outer_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> fro
     return frozenset(name for name, parameter in parameters.items() if id(parameter) in outer)
 
 
+def has_sparse_tables(model: nn.Module) -> bool:
+    """Whether a module of it makes sparse gradients, be it frozen or not."""
+    return any(map(_makes_sparse, model.modules()))
+
+
+def sparse_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    """The tables with sparse gradients. ConfigError for one that another kind of module uses too: autograd would make its gradient dense."""
+    users: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            users.setdefault(id(parameter), []).append(module)
+    found = set()
+    for name, parameter in parameters.items():
+        shared = users.get(id(parameter), [])
+        if any(map(_makes_sparse, shared)):
+            other = next((module for module in shared if not _makes_sparse(module)), None)
+            if other is not None:
+                raise ConfigError(
+                    f"table {name!r} has sparse gradients and is shared with {type(other).__name__}, whose gradients are dense; build the "
+                    f"table with sparse=False"
+                )
+            found.add(name)
+    return frozenset(found)
+
+
+def _makes_sparse(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+
+
 def plan(
     parameters: Mapping[str, nn.Parameter],
     groups: Mapping[str, str],
     bucket_nbytes: int,
     outer: Collection[str] = (),
+    sparse: Collection[str] = (),
 ) -> list[Bucket]:
-    """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first.
+    """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first; after them a bucket for all
+    tables in `sparse` of a kind, whose size no step knows before.
 
     `outer` names embeddings and the head, for codecs that treat them in another way.
     """
     open_runs: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
+    tables: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
     closed: list[list[str]] = []
     for name, parameter in reversed(list(parameters.items())):
         key = (groups[name], parameter.dtype, parameter.device)
+        if name in sparse:
+            tables.setdefault(key, []).append(name)
+            continue
         run = open_runs.setdefault(key, [])
         if run and sum(parameters[n].nbytes for n in run) + parameter.nbytes > bucket_nbytes:
             closed.append(run)
             run = open_runs[key] = []
         run.append(name)
-    closed += open_runs.values()
+    closed += [*open_runs.values(), *tables.values()]
     buckets = []
     for index, names in enumerate(closed):
         first = parameters[names[0]]
         layout = Layout.of({name: parameters[name].shape for name in names}, outer)
-        buckets.append(Bucket(index, layout, groups[names[0]], first.dtype, first.device))
+        buckets.append(Bucket(index, layout, groups[names[0]], first.dtype, first.device, names[0] in sparse))
     return buckets
 
 
@@ -120,4 +152,4 @@ def flat_view(parts: Sequence[Tensor]) -> Tensor | None:
 
 def digest_of(buckets: Iterable[Bucket]) -> str:
     """What must be the same on every rank before the first exchange."""
-    return ";".join(f"{b.group}:{b.dtype}:{b.layout.spans}" for b in buckets)
+    return ";".join(f"{b.group}:{b.dtype}:{b.layout.spans}{':sparse' * b.sparse}" for b in buckets)

@@ -15,7 +15,7 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +25,11 @@ from torch import Tensor
 
 from tacit.buckets import Bucket
 from tacit.errors import ConformanceError, TacitError, TransportError
+from tacit.layout import Layout
 from tacit.memory import MemoryStore
-from tacit.requests import Codec, Conversation, Reduced, Request, as_reduced, context_for
+from tacit.requests import Codec, Context, Conversation, Reduced, Request, as_reduced, context_for
 from tacit.schemes import Channel
+from tacit.sparse import TouchedRows
 from tacit.stats import Stats
 from tacit.transports import Wire
 
@@ -62,7 +64,7 @@ class Exchange:
         self._outbox: queue.SimpleQueue[tuple[Reduction, Request] | None] = queue.SimpleQueue()
         self._requesting: deque[Reduction] = deque()  # jobs with requests still to make, in order
         self._open: set[Reduction] = set()
-        self._flags: deque[tuple[Bucket, int, Tensor]] = deque()
+        self._flags: deque[tuple[Layout, int, Tensor]] = deque()
         self._count = itertools.count()
         self._lock = threading.Lock()
         self._threads = [
@@ -90,10 +92,44 @@ class Exchange:
         `seed` and `step` are the handle's, the same on all ranks: what a codec draws follows from them.
         """
         self._report_late(step)
-        if self._stream is not None:
-            x.record_stream(self._stream)  # read there after this thread may have let go of it
-        context = context_for(
-            memory.of(bucket.layout, x.device),
+        self._record(x)
+        context = self._context(bucket, memory, x.device, seed, step)
+
+        def finish(reduced: Reduced) -> None:
+            deliver(self._mean(reduced, x, bucket.layout, step))
+
+        return self.submit(
+            self.codec.reduce(x, context), self.codec.traits.rounds, finish, bucket.group, context.own_seed
+        )
+
+    def reduce_rows(
+        self,
+        bucket: Bucket,
+        gradients: Sequence[Tensor],
+        memory: MemoryStore,
+        deliver: Callable[[Sequence[Tensor]], None],
+        *,
+        seed: int,
+        step: int,
+    ) -> Reduction:
+        """As `reduce`, of the sparse gradients of a bucket's tables; `deliver` receives a coalesced mean for each."""
+        self._report_late(step)
+        for gradient in gradients:
+            self._record(gradient._indices(), gradient._values())
+        context = self._context(bucket, memory, gradients[0].device, seed, step)
+        touched = TouchedRows(bucket.layout, gradients)
+
+        def finish(reduced: Reduced) -> None:
+            deliver(touched.split(self._mean(reduced, touched.x, touched.layout, step)))
+
+        talk, rounds = touched.talk(self.codec, context), 1 + self.codec.traits.rounds
+        return self.submit(talk, rounds, finish, bucket.group, context.own_seed)
+
+    def _context(
+        self, bucket: Bucket, memory: MemoryStore, device: torch.device, seed: int, step: int
+    ) -> Context:
+        return context_for(
+            memory.of(bucket.layout, device),
             seed=seed,
             step=step,
             bucket=f"{bucket.index}:{bucket.layout.key}",
@@ -101,18 +137,17 @@ class Exchange:
             world=self.wire.world,
         )
 
-        def finish(reduced: Reduced) -> None:
-            mean = (
-                reduced.total.div_(self.wire.world)
-                if reduced.total is not x
-                else reduced.total / self.wire.world
-            )
-            self._report_nonfinite(bucket, x, mean, step)
-            deliver(mean)
+    def _record(self, *read: Tensor) -> None:
+        """On an accelerator they are read in another stream, after this thread may have let go of them."""
+        if self._stream is not None:
+            for x in read:
+                x.record_stream(self._stream)
 
-        return self.submit(
-            self.codec.reduce(x, context), self.codec.traits.rounds, finish, bucket.group, context.own_seed
-        )
+    def _mean(self, reduced: Reduced, x: Tensor, layout: Layout, step: int) -> Tensor:
+        world = self.wire.world
+        mean = reduced.total.div_(world) if reduced.total is not x else reduced.total / world
+        self._report_nonfinite(layout, x, mean, step)
+        return mean
 
     def ask(self, request: Request, group: str = "control") -> Any:
         """The answer to a single request, in its place in the order; blocks."""
@@ -221,17 +256,17 @@ class Exchange:
                 self._requesting.popleft()
             self._outbox.put((job, request))
 
-    def _report_nonfinite(self, bucket: Bucket, x: Tensor, mean: Tensor, step: int) -> None:
+    def _report_nonfinite(self, layout: Layout, x: Tensor, mean: Tensor, step: int) -> None:
         if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
-            self._flags.append((bucket, step, mean.isfinite().all()))
+            self._flags.append((layout, step, mean.isfinite().all()))
         elif mean.numel() and not bool(mean.sum().isfinite()):
-            report_nonfinite(self.stats, step, bucket.layout.split(x), bucket.layout.split(mean))
+            report_nonfinite(self.stats, step, layout.split(x), layout.split(mean))
 
     def _report_late(self, step: int) -> None:
         while self._flags and self._flags[0][1] < step:
-            bucket, at, finite = self._flags.popleft()
+            layout, at, finite = self._flags.popleft()
             if not bool(finite):
-                self.stats.found_nonfinite(bucket.names, at, "one of these")
+                self.stats.found_nonfinite(layout.names, at, "one of these")
 
     # ---- the wire thread ----
 

@@ -203,6 +203,7 @@ class Gather:
 
     Args:
         value: This rank's part.
+        ragged: Ranks have different numbers of elements, and `value` is 1-D: each sends its number, 8 bytes, first.
 
     Example:
         >>> Gather(torch.zeros(4, dtype=torch.uint8)).nbytes
@@ -210,10 +211,11 @@ class Gather:
     """
 
     value: Tensor
+    ragged: bool = False
 
     @property
     def nbytes(self) -> int:
-        return self.value.numel() * self.value.element_size()
+        return self.value.numel() * self.value.element_size() + 8 * self.ragged
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose hooks bring one parameter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class Backward:
         self.handle, self.exchange, self.buckets = handle, exchange, buckets
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
+        self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)
         self._reset()
 
     def _reset(self) -> None:
@@ -39,18 +40,24 @@ class Backward:
     def arrive(
         self, name: str, gradient: Tensor, delivered: Callable[[str], None] = lambda name: None
     ) -> None:
-        """`gradient`, 1-D, will be overwritten with the mean; then `delivered(name)` is called in the codec thread."""
+        """`gradient`, 1-D, or COO of a sparse table, will be overwritten with the mean; then `delivered(name)` is called in the codec
+        thread."""
         if name in self.arrived:
             raise TacitError(
                 f"the gradient of {name!r} came twice in one backward pass: an earlier pass was interrupted, and the ranks "
                 f"no longer agree on what comes next; restart from the last checkpoint"
             )
+        if gradient.is_sparse != (name in self.sparse):
+            raise _wrong_kind(name, gradient)
         self.arrived[name] = gradient
         self._missing[self._bucket_of[name].index] -= 1
         while len(self._jobs) < len(self.buckets) and self._missing[len(self._jobs)] == 0:
             self._jobs.append(self._send(self.buckets[len(self._jobs)], delivered))
 
     def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
+        return (self._send_rows if bucket.sparse else self._send_flat)(bucket, delivered)
+
+    def _send_flat(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         parts = [self.arrived[name] for name in bucket.names]
         whole = flat_view(parts)
         x = torch.cat(parts) if whole is None else whole
@@ -67,12 +74,37 @@ class Backward:
         handle = self.handle
         return self.exchange.reduce(bucket, x, handle.memory, deliver, seed=handle.seed, step=handle.step)
 
+    def _send_rows(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
+        parts = [self.arrived[name] for name in bucket.names]
+
+        def deliver(means: Sequence[Tensor]) -> None:
+            for name, part, mean in zip(bucket.names, parts, means, strict=True):
+                part.copy_(mean)
+                delivered(name)
+
+        handle = self.handle
+        return self.exchange.reduce_rows(
+            bucket, parts, handle.memory, deliver, seed=handle.seed, step=handle.step
+        )
+
     def finish(self) -> None:
         """Waits until every gradient is a mean; raises what ended the exchange."""
-        jobs, numel = self._jobs, sum(self.numels.values())
+        jobs, means = self._jobs, self.arrived
         self._reset()
         self.exchange.wait(jobs)
-        self.handle.stepped(numel)
+        self.handle.stepped(
+            sum((mean.values() if mean.is_sparse else mean).numel() for mean in means.values())
+        )
+
+
+def _wrong_kind(name: str, gradient: Tensor) -> ConfigError:
+    if gradient.is_sparse:
+        return ConfigError(
+            f"parameter {name!r} has a sparse gradient and belongs to no nn.Embedding or nn.EmbeddingBag; use one, with sparse=True"
+        )
+    return ConfigError(
+        f"table {name!r} was built with sparse=True and has a dense gradient: something else used it too; build it with sparse=False"
+    )
 
 
 def call_after_backward(function: Callable[[], None]) -> None:

@@ -29,7 +29,15 @@ from tacit.attachments.handle import (
     when_dropped,
 )
 from tacit.attachments.target import Target
-from tacit.buckets import Bucket, clean_name, digest_of, outer_names, plan
+from tacit.buckets import (
+    Bucket,
+    clean_name,
+    digest_of,
+    has_sparse_tables,
+    outer_names,
+    plan,
+    sparse_names,
+)
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
 from tacit.schemes import Channel
@@ -49,7 +57,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         return
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
-    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced))
+    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced), sparse_names(ddp, reduced))
     stray = _stray(ddp, reduced)
     facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
     agree(ddp.process_group, handle.strategy, facts, timeout)
@@ -76,8 +84,28 @@ def attach_ddp(handle: Handle, target: Target) -> None:
 
 def _reduced(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter]:
     """The parameters that DDP's reducer knows, whatever was frozen, thawed or ignored since: those will arrive."""
+    if has_sparse_tables(ddp):
+        return _counted(ddp)
     known = {id(p) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()}
     return {clean_name(name, ddp): p for name, p in ddp.named_parameters() if id(p) in known}
+
+
+def _counted(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """The same where there are sparse tables: the reducer can then not list its parameters, only count them."""
+    found = {
+        clean_name(name, ddp): p
+        for name, p in ddp.named_parameters()
+        if p.requires_grad and name.removeprefix("module.") not in ddp.parameters_to_ignore
+    }
+    known = ddp._get_ddp_logging_data()
+    count, nbytes = known["num_parameter_tensors"], known["total_parameter_size_bytes"]
+    here = sum(p.nbytes for p in found.values())
+    if (count, nbytes) != (len(found), here):
+        raise ConfigError(
+            f"DDP was built for {count} trainable parameters of {nbytes} bytes and the model has {len(found)} of {here} bytes: some were frozen, "
+            f"unfrozen or added since; build DDP(model) again"
+        )
+    return found
 
 
 def _stray(ddp: nn.parallel.DistributedDataParallel, reduced: Mapping[str, nn.Parameter]) -> list[str]:
@@ -129,7 +157,8 @@ class DdpAttachment:
         start = 0
         for name in names:
             stop = start + self._backward.numels[name]
-            self._backward.arrive(name, buffer[start:stop], self._delivered)
+            part = buffer if name in self._backward.sparse else buffer[start:stop]  # a table is alone there
+            self._backward.arrive(name, part, self._delivered)
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
             call_after_backward(self._finish)

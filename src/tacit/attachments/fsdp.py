@@ -25,7 +25,7 @@ from tacit.attachments.backward import call_after_backward
 from tacit.attachments.guard import Guard, Note, Watch
 from tacit.attachments.handle import Handle, switched_off
 from tacit.attachments.target import Target
-from tacit.buckets import clean_name, outer_names
+from tacit.buckets import clean_name, outer_names, sparse_names
 from tacit.errors import ConfigError, ConformanceError
 from tacit.exchange import converse, counted, report_nonfinite
 from tacit.layout import Layout, Span
@@ -44,6 +44,11 @@ from tacit.transports import Wire
 
 def attach_fsdp(handle: Handle, target: Target) -> None:
     model, groups, replicas, check_every = target.module, target.groups, target.group, target.check_every
+    if tables := sparse_names(model, target.parameters):
+        raise ConfigError(
+            f"table {min(tables)!r} makes sparse gradients, and FSDP2 reduces dense ones; build it with sparse=False, or use DDP or a plain "
+            f"module"
+        )
     name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
     outer = outer_names(model, target.parameters)
     units = [

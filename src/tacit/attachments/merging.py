@@ -29,7 +29,7 @@ from tacit.attachments.handle import (
 )
 from tacit.attachments.plain import PlainAttachment
 from tacit.attachments.target import Target
-from tacit.buckets import Bucket, digest_of, outer_names, plan
+from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
 from tacit.checkpoints import is_whole, need, need_all
 from tacit.errors import ConfigError
 from tacit.exchange import Exchange, Reduction
@@ -52,13 +52,17 @@ def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
         raise ConfigError(f"{rule} merges models after optimizer steps; give attach() the optimizer")
     if dist.get_world_size(group) == 1:
         return
-    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer_names(model, parameters))
-    facts = ["models", digest_of(buckets), handle.seed, check_every]
+    outer = outer_names(model, parameters)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer)
+    opening = buckets  # models are dense, and the gradients before them may not be
+    if rule.after and (sparse := sparse_names(model, parameters)):
+        opening = plan(parameters, target.groups, target.bucket_nbytes, outer, sparse)
+    facts = ["models", digest_of(buckets), digest_of(opening), handle.seed, check_every]
     agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
         attachment = MergingAttachment(
-            handle, rule, channel, model, optimizer, parameters, buckets, check_every
+            handle, rule, channel, model, optimizer, parameters, buckets, opening, check_every
         )
         leave_with(attachment, channel)
     handle.fasten(attachment)
@@ -102,12 +106,15 @@ class MergingAttachment:
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        opening: list[Bucket],
         check_every: int,
     ):
+        """`opening`: the buckets of the first gradients, where the rule begins with some."""
         self.channel, self.wire = channel, channel.wire
         self._handle, self._rule, self._model = handle, rule, model
         self._watch, self._check_every = Watch(model), check_every
-        self._optimizer, self._parameters, self._buckets = optimizer, parameters, buckets
+        self._optimizer, self._parameters = optimizer, parameters
+        self._buckets, self._opening_buckets = buckets, opening
         self._since = 0
         self._first_loss: float | None = None
         self._period = rule.period(0, None)
@@ -133,7 +140,13 @@ class MergingAttachment:
         if gradients:
             # the optimizer's hook holds this one
             self._opening = PlainAttachment(
-                handle, channel, strategy.first, self._parameters, self._buckets, self._guard, held=False
+                handle,
+                channel,
+                strategy.first,
+                self._parameters,
+                self._opening_buckets,
+                self._guard,
+                held=False,
             )
             self._exchange = self._opening.exchange
         else:

@@ -28,10 +28,11 @@ from tacit.attachments.handle import (
     when_dropped,
 )
 from tacit.attachments.target import Target
-from tacit.buckets import Bucket, digest_of, outer_names, plan
+from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.schemes import Channel
+from tacit.sparse import no_rows
 
 
 def attach_plain(handle: Handle, target: Target) -> None:
@@ -39,7 +40,8 @@ def attach_plain(handle: Handle, target: Target) -> None:
     group, timeout = target.group, target.timeout
     if dist.get_world_size(group) == 1:
         return
-    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer_names(model, parameters))
+    outer, sparse = outer_names(model, parameters), sparse_names(model, parameters)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer, sparse)
     agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
@@ -87,15 +89,16 @@ class PlainAttachment:
         if not self._backward.started:
             call_after_backward(self._finish)
         assert gradient is not None
-        self._backward.arrive(name, gradient.detach().reshape(-1))
+        self._backward.arrive(name, _flat(gradient))
 
     def _finish(self) -> None:
         arrived, parameters = self._backward.arrived, self._parameters()
         used = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
         for name, parameter in parameters.items():
             if name not in arrived:
-                kept = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-                self._backward.arrive(name, kept.detach().reshape(-1))
+                unused = no_rows if name in self._backward.sparse else torch.zeros_like
+                kept = parameter.grad if parameter.grad is not None else unused(parameter.detach())
+                self._backward.arrive(name, _flat(kept))
         means = dict(arrived)
         self._backward.finish()
         note = self._guard.note()
@@ -105,7 +108,7 @@ class PlainAttachment:
         for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
             if somewhere:
                 _write(parameter, means[name])
-            elif self._codec.traits.remembers:
+            elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -125,9 +128,16 @@ class PlainAttachment:
         leave(self.channel)
 
 
+def _flat(gradient: Tensor) -> Tensor:
+    """1-D; a sparse gradient as it is."""
+    return gradient.detach() if gradient.is_sparse else gradient.detach().reshape(-1)
+
+
 def _write(parameter: nn.Parameter, mean: Tensor) -> None:
     """The mean becomes the gradient; most often it already is, in place."""
-    if parameter.grad is None:
+    if mean.is_sparse:
+        parameter.grad = mean
+    elif parameter.grad is None:
         parameter.grad = mean.view(parameter.shape).clone()
     elif parameter.grad.data_ptr() != mean.data_ptr():
         parameter.grad.copy_(mean.view(parameter.shape))

@@ -79,7 +79,7 @@ class Scheme(ABC):
                 case Max():
                     return max_over_ranks(wire, request.value)
                 case Gather():
-                    return _gather(wire, request.value)
+                    return _gather(wire, request)
 
     def answer_rows(self, wire: Wire, requests: Sequence[Request], seed: int) -> list[Any]:
         """Answers to one request of the same kind a row, row r being rank r's (FSDP2). A sum reaches only the row's own rank, unless it is
@@ -98,7 +98,7 @@ class Scheme(ABC):
                     parts = whole.split([value.numel() for value in values])
                     return [part.view_as(value) for part, value in zip(parts, values, strict=True)]
                 case Gather():
-                    return [_gather(wire, r.value) for r in requests if isinstance(r, Gather)]
+                    return [_gather(wire, r) for r in requests if isinstance(r, Gather)]
 
     def _sum_of_all_rows(self, wire: Wire, requests: Sequence[Request], seed: int) -> list[Total]:
         payloads = [r.payload for r in requests if isinstance(r, Sum)]
@@ -138,8 +138,13 @@ def max_over_ranks(wire: Wire, value: Tensor) -> Tensor:
     )
 
 
-def _gather(wire: Wire, value: Tensor) -> list[Tensor]:
-    return wire.all_gather([value.numel()] * wire.world, value, shape=value.shape)
+def _gather(wire: Wire, request: Gather) -> list[Tensor]:
+    value = request.value
+    if not request.ragged:
+        return wire.all_gather([value.numel()] * wire.world, value, shape=value.shape)
+    length = torch.tensor([value.numel()], dtype=torch.int64, device=value.device)
+    lengths = torch.cat(wire.all_gather([1] * wire.world, length))
+    return wire.all_gather(lengths.tolist(), value)
 
 
 def _scatter_sum(wire: Wire, requests: Sequence[Request]) -> list[Total]:
