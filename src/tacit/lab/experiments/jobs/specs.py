@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tacit.sim.workloads import Workload
 
 PEERS = ("fp32", "fp16", "bf16", "powersgd(rank=4)")
+MOST_MEMORY = 0.8  # of what is free
 _TUNE_NBYTES = (1 << 20, 5 << 20, 25 << 20)  # 25 MiB is DDP's own
 
 
@@ -118,10 +119,10 @@ class Replay(ComparisonSpec):
 
     def check_memory(self, ranks: int, available_nbytes: int | None = None) -> None:
         """Raises `ConfigError` if `ranks` on this machine would not fit in what is free now."""
-        free = _free_nbytes() if available_nbytes is None else available_nbytes
+        free = free_nbytes() if available_nbytes is None else available_nbytes
         needed = ranks * self.memory_nbytes()
-        if needed > 0.8 * free:
-            fitting = self.scale * 0.8 * free / needed
+        if needed > MOST_MEMORY * free:
+            fitting = self.scale * MOST_MEMORY * free / needed
             raise ConfigError(
                 f"{self.job or 'replay'}: {ranks} ranks of {self.workload} at scale = {self.scale:g} need "
                 f"{size_text(needed)} and {size_text(free)} are free; set scale = {fitting:.1g} or name fewer strategies"
@@ -244,6 +245,7 @@ def _check_task(task: str, where: str) -> None:
         raise ConfigError(f"{where}: there is no task {task!r}; choose from {', '.join(TASKS)}")
 
 
-def _free_nbytes() -> int:
+def free_nbytes() -> int:
+    """Memory of this machine that nobody uses."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
