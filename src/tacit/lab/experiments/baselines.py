@@ -98,7 +98,7 @@ class ConnectedModel:
     """A model joined to the other ranks. `counted` returns the bytes this rank has sent so far; where nobody counts it is
     None, and `computed_nbytes` is what a ring sends in a step."""
 
-    model: DistributedDataParallel
+    model: nn.Module
     bucket_nbytes: int
     computed_nbytes: float
     handle: tacit.Handle | None = None

@@ -56,7 +56,7 @@ _BUILT_IN = {
     "replay": JobKind("tacit.lab.experiments.jobs.specs:Replay", "tacit.lab.experiments.jobs.replay"),
     "train": JobKind("tacit.lab.experiments.jobs.specs:Train", "tacit.lab.experiments.jobs.train"),
     "rounds": JobKind("tacit.lab.experiments.jobs.specs:Rounds", "tacit.lab.experiments.jobs.rounds"),
-    "tables": JobKind("tacit.lab.experiments.jobs.tables:Tables", "tacit.lab.experiments.jobs.tables"),
+    "tables": JobKind("tacit.lab.experiments.jobs.tables:SparseTables", "tacit.lab.experiments.jobs.tables"),
 }
 KINDS: Registry[JobKind] = Registry(
     "job", "tacit.jobs", _BUILT_IN, accepts=lambda value: isinstance(value, JobKind)

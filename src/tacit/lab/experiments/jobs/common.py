@@ -277,10 +277,10 @@ def _layers(link: ConnectedModel, compute_s: float, *, played: bool) -> list[Lay
     """A replay's layers with their own times. Of a real model only the sum is known: a third of it counts as forward,
     two thirds as backward, spread over the parameters by their size."""
     if played:
-        parts: Any = link.model.module.layers
+        replayed: Any = link.model.module
         return [
             Layer(part.name, prod(part.shape) if part.shape else 0, part.forward_s, part.backward_s)
-            for part in parts
+            for part in replayed.layers
         ]
     sizes = {name: p.numel() for name, p in link.model.named_parameters()}
     a_parameter_s = compute_s / 3 / sum(sizes.values())
@@ -291,8 +291,10 @@ def _crossing_nbytes(link: ConnectedModel, busiest: float, *, total: float) -> f
     """The bytes a step that one link carries, one after another: what the busiest rank sends, where all send at once.
 
     A server's link carries everybody's, in and then out. None where what is sent does not make the step: ranks take turns
-    (trees), the answer is wider than the question (star), some steps keep silent (rounds).
+    (trees), the answer is wider than the question (star), some steps keep silent (rounds), no parameter is exchanged (shards).
     """
+    if not any(True for _ in link.model.parameters()):
+        return None
     if link.handle is None:
         return busiest
     strategy = link.handle.strategy

@@ -8,6 +8,7 @@ width = 16
 lookups = 106496          # of a rank in a step: 26 features of 4,096 samples
 zipf = 1.05               # row i is looked up with a probability in proportion to 1 / i ** zipf
 strategies = ["int8 / sharded", "thc / star"]
+shards = true             # also in shards on the ranks (tacit.rows), whose step includes the row optimizer
 
 Each step looks rows up anew, the same for every configuration; popular rows lie anywhere in the table, as hashed keys do. Gradients are noise
 on the rows that were used. Nothing is trained: all configurations share one table. Plain DDP brings a rank's rows together before it sends
@@ -16,9 +17,10 @@ them, with 8 bytes of key, to all others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tacit.errors import ConfigError
 from tacit.lab.experiments.jobs.specs import MOST_MEMORY, ComparisonSpec, free_nbytes
@@ -27,15 +29,16 @@ from tacit.units import size_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tacit.lab.experiments.jobs.common import Contender, WorkerNetwork
+    from tacit.lab.experiments.jobs.common import WorkerNetwork
 
 WARMUP_STEPS = 3
 KEY_NBYTES = 8  # of torch's COO tensors
+_SHARDS = "rows in shards: its step looks rows up, sends their gradients and applies the row optimizer"
 _HOOKS = "the hooks of torch take no sparse gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables(ComparisonSpec):
+class SparseTables(ComparisonSpec):
     """A table of `rows` x `width`, of which every rank looks up `lookups` rows a step."""
 
     peers: tuple[str, ...] = ("fp32",)
@@ -43,9 +46,10 @@ class Tables(ComparisonSpec):
     width: int = 16
     lookups: int = 4096 * 26
     zipf: float = 1.05
+    shards: bool = False
 
     def check(self, where: str) -> None:
-        super(Tables, self).check(where)
+        super(SparseTables, self).check(where)
         if self.peers != ("fp32",):
             raise ConfigError(f"{where}: peers = {list(self.peers)}; {_HOOKS}: leave ['fp32']")
         if min(self.steps, self.rows, self.width, self.lookups) < 1:
@@ -75,7 +79,7 @@ class Tables(ComparisonSpec):
 class Lookups:
     """The rows that this rank looks up, step by step, and the gradients of what was looked up."""
 
-    def __init__(self, spec: Tables, rank: int, steps: int) -> None:
+    def __init__(self, spec: SparseTables, rank: int, steps: int) -> None:
         import torch
 
         common, own = (torch.Generator().manual_seed(spec.seed + offset) for offset in (0, 1 + rank))
@@ -94,13 +98,14 @@ class Lookups:
         return fmean(len(rows.unique()) for rows in self.rows)
 
 
-def run(spec: Tables, network: WorkerNetwork) -> None:
+def run(spec: SparseTables, network: WorkerNetwork) -> None:
     """Times a step under every configuration; rank 0 records a `timing` for each."""
     import torch
     import torch.distributed as dist
     from torch import nn
 
-    from tacit.lab.experiments.baselines import connect
+    from tacit import rows
+    from tacit.lab.experiments.baselines import ConnectedModel, connect
     from tacit.lab.experiments.jobs.common import (
         Contender,
         Progress,
@@ -116,16 +121,21 @@ def run(spec: Tables, network: WorkerNetwork) -> None:
     storage = torch.zeros(spec.rows, spec.width)
 
     def table() -> nn.Embedding:
-        return nn.Embedding.from_pretrained(storage, freeze=False, sparse=True)
+        return nn.Embedding(spec.rows, spec.width, sparse=True, _weight=storage)
 
-    def contender(name: str, model: nn.Module, weight: nn.Parameter, link: Any) -> Contender:
+    def contender(
+        name: str, model: nn.Module, finish: Callable[[], None], link: ConnectedModel | None
+    ) -> Contender:
         turns = iter(lookups.rows)
 
         def step() -> None:
-            weight.grad = None
             model(next(turns)).backward(lookups.gradient)
+            finish()
 
         return Contender(name, step, link)
+
+    def forgets(inner: nn.Embedding) -> Callable[[], None]:
+        return lambda: inner.zero_grad(set_to_none=True)
 
     contenders = []
     for configuration in present(spec):
@@ -134,9 +144,14 @@ def run(spec: Tables, network: WorkerNetwork) -> None:
         if configuration.plain:
             nbytes = lookups.unique * (KEY_NBYTES + 4 * spec.width) * (dist.get_world_size() - 1)
             link = replace(link, computed_nbytes=nbytes)
-        contenders.append(contender(configuration.name, link.model, inner.weight, link))
+        contenders.append(contender(configuration.name, link.model, forgets(inner), link))
+    if spec.shards:
+        holder = nn.Sequential(nn.Embedding(spec.rows, spec.width, device="meta"))
+        tables = rows.shard(holder, optimizer=rows.SGD(lr=0.1))
+        link = ConnectedModel(holder, 0, 0.0, counted=lambda: float(tables.stats.sent_nbytes), note=_SHARDS)
+        contenders.append(contender("tacit.rows, shards on ranks", holder, tables.step, link))
     inner = table()
-    alone = contender("no communication", inner, inner.weight, None)
+    alone = contender("no communication", inner, forgets(inner), None)
     everyone = [*contenders, alone]
     progress = Progress(spec.job, "tables", len(everyone) * (WARMUP_STEPS + spec.steps))
     interleave(
@@ -164,7 +179,7 @@ def main() -> None:
 
     table, network = arguments(__doc__ or "")
     with joined():
-        run(Tables.read(table), network)
+        run(SparseTables.read(table), network)
 
 
 if __name__ == "__main__":

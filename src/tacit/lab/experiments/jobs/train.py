@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -180,7 +181,8 @@ def judged(task: Task, trainings: Sequence[LabTraining]) -> list[float]:
     own = [0.0] * len(trainings)
     with torch.no_grad():
         for index in range(dist.get_rank(), len(trainings), dist.get_world_size()):
-            own[index] = task.evaluate(trainings[index].link.model.module)
+            model: Any = trainings[index].link.model.module
+            own[index] = task.evaluate(model)
     return over_ranks(own, dist.ReduceOp.SUM)
 
 
