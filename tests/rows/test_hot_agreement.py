@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from tacit import rows
 from tacit.errors import CheckpointError, ConfigError, TransportError
+from tacit.rows import hot_list
 from tacit.rows.hot_slots import Slots
 
 # ---- which rows
@@ -66,6 +68,29 @@ def train_automatically(rank: int, world: int) -> Any:
         train(model, tables, rank, world, range(8))
         found.append((result(tables), tables.stats.as_dict()))
     return sentences, found[0][1], found[0][0], found[1][0]
+
+
+def test_where_they_pay_as_many_rows_are_hot_as_the_rule_finds(ranks: Any) -> None:
+    (hot, bits, cold), other = ranks.run(2, train_where_it_pays)
+    assert hot > 20 and other[0] == hot
+    assert same(bits, cold)
+
+
+def train_where_it_pays(rank: int, world: int) -> Any:
+    """As if one server held the shards of eight ranks."""
+    rule = hot_list.cost_and_rule
+
+    def few_servers(*args: Any) -> Any:
+        cost, found = rule(*args)
+        return replace(cost, ratio=8.0), found
+
+    hot_list.cost_and_rule = few_servers
+    found = []
+    for hot in (rows.Hot(every=4), None):
+        model, tables = made(OPTIMIZERS["sgd"], hot)
+        train(model, tables, rank, world, range(12), noise=1.0)
+        found.append((tables.stats.hot_rows, result(tables)))
+    return found[0][0], found[0][1], found[1][1]
 
 
 def test_slots_number_the_rows_of_all_tables_and_lead_back_to_them() -> None:

@@ -78,7 +78,8 @@ class Hot:
     @property
     def about(self) -> tuple[object, ...]:
         """What all ranks must pass alike; their aggregators may differ, one a rack."""
-        return self.rows, self.every, self._control() is not None, self.half_life_touches
+        through = self._control() is not None
+        return self.rows, self.every, through, self.mtu, self.slots, self.half_life_touches
 
     def open(self, wire: Wire, timeout: timedelta | None) -> AggregatorLink | None:
         """The link to the aggregator; None without one. A collective. The first sum joins."""
