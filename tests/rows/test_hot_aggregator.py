@@ -19,6 +19,7 @@ from schemes.aggregators import SECRET, Aggregator
 from tacit import rows
 from tacit.aggregator.client.host_stack import Client
 from tacit.aggregator.client.membership import Membership
+from tacit.errors import TransportError
 from tacit.transports import aggregator_link
 
 STEPS, NOISE = 8, 0.3
@@ -108,6 +109,34 @@ def train_through_a_death(rank: int, world: int, at: str, process_id: int) -> An
             threading.Thread(target=strike, args=(tables._hot._link,)).start()  # type: ignore[union-attr]
 
     return trained(rank, world, at, before_step=before_step)
+
+
+def test_a_rank_that_dies_is_named_by_those_who_wait_for_its_lanes(ranks: Any) -> None:
+    aggregator = Aggregator()
+    try:
+        ranks.start(3, lose_rank_one, aggregator.at)
+        found = [ranks.result(rank) for rank in range(3)]
+    finally:
+        ranks.close()
+        aggregator.close()
+    assert found[1] == ("died", 3)
+    for kind, sentence in (found[0], found[2]):
+        assert kind == "ok", sentence
+        assert (
+            "rank 1 went away; restart all ranks from the last checkpoint" in sentence
+            and "\n" not in sentence
+        )
+
+
+def lose_rank_one(rank: int, world: int, at: str) -> str:
+    model, tables = made(OPTIMIZERS[NAME], hot_at(at))
+    train(model, tables, rank, world, range(4))
+    if rank == 1:
+        assert tables._hot is not None
+        tables._hot._add = lambda own: os._exit(3)  # type: ignore[method-assign]
+    with pytest.raises(TransportError) as lost:
+        train(model, tables, rank, world, range(4, 6))
+    return str(lost.value)
 
 
 def test_the_kernel_plane_adds_the_same_bits(ranks: Any, expected: Any) -> None:

@@ -222,6 +222,17 @@ def test_what_cannot_work_is_refused_in_one_sentence() -> None:
     assert "hidden" not in repr(rows.Hot(secret="hidden"))
 
 
+def test_the_environment_has_the_aggregator_and_the_world_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TACIT_AGGREGATOR", raising=False)
+    assert rows.Hot().about != rows.Hot(at="10.0.0.1").about == rows.Hot(at="10.0.0.2:5000").about
+    monkeypatch.setenv("TACIT_AGGREGATOR", "10.0.0.1:4800")
+    assert rows.Hot().about == rows.Hot(at="10.0.0.2").about
+    with pytest.raises(ConfigError, match="world 256: hot rows are for at most 255 ranks; leave hot= out"):
+        rows.Hot().check("exact", 256)
+
+
 def test_one_rank_alone_has_no_hot_rows_and_needs_none() -> None:
     model, tables = made(OPTIMIZERS["sgd"], HOT["all"])
     train(model, tables, 0, 1, range(2))
