@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -203,3 +204,37 @@ def evaluate(rank: int, world: int) -> Any:
         for name in tables.names
     )
     return torch.allclose(found[:, :7], wanted), same(before, result(tables)), unchanged
+
+
+def test_runs_with_any_options_have_the_bits_of_cold_rows(ranks: Any) -> None:
+    """Hot sets that change in every step, few and many rows, a checkpoint loaded in between, gradients of any size."""
+    for found in ranks.run(3, train_at_random, range(6)):
+        assert all(same(hot, cold) for cold, hot in found)
+
+
+def train_at_random(rank: int, world: int, seeds: range) -> Any:
+    found = []
+    for seed in seeds:
+        pick = random.Random(seed)
+        optimizer = OPTIMIZERS[pick.choice(list(OPTIMIZERS))]
+        hot = rows.Hot(
+            pick.choice([1, 7, 60]), every=pick.choice([1, 2]), half_life_touches=pick.choice([40, 1000])
+        )
+        ways: list[dict[str, Any]] = [
+            {
+                "noise": pick.choice([0.0, 1e-3, 1e5]),
+                "parts": pick.choice([1, 2]),
+                "shift": pick.choice([0, 5, 60]),
+                "pull": pick.random() < 0.5,
+                "uneven": pick.random() < 0.3,
+            }
+            for _ in range(7)
+        ]
+        runs = [made(optimizer, each) for each in (None, hot)]
+        for model, tables in runs:
+            for step, way in enumerate(ways):
+                train(model, tables, rank, world, range(step, step + 1), **way)
+                if step == 4 and seed % 2:
+                    tables.load_state_dict(tables.state_dict())
+        found.append([result(tables) for _, tables in runs])
+    return found

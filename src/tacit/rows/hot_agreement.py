@@ -80,6 +80,8 @@ def hand_out(
     received = owners.send_hot(packed, nbytes)
     offsets = [0] * owners.world
     for at, table in enumerate(copies.values()):
+        if not any(header[2 * at] or header[2 * at + 1] for header in headers):
+            continue
         parts, leaves = [], []
         for rank, header in enumerate(headers):
             enter, leave = header[2 * at : 2 * at + 2]

@@ -64,11 +64,9 @@ class HotList:
         self._announce("agree")
         before = self._set.slots
         change = agree(self._owners, self._set)
-        if len(change.enter) or len(change.leave):
-            after = self._set.slots
-            enter = self._keys_of(np.setdiff1d(after, before))
-            leave = self._keys_of(np.setdiff1d(before, after))
-            self._move({name: Moves(enter[name], leave[name]) for name in self._shards})
+        enter = self._keys_of(np.setdiff1d(self._set.slots, before))
+        leave = self._keys_of(np.setdiff1d(before, self._set.slots))
+        self._move({name: Moves(enter[name], leave[name]) for name in self._shards})
         self._report(change)
 
     def _announce(self, what: str) -> None:

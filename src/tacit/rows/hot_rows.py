@@ -125,7 +125,9 @@ class HotRows:
 
     def end_step(self) -> None:
         """Counts what was touched, and agrees anew when it is time."""
-        self._list.count({name: self._touched_here(name) for name in self._shards})
+        touched = {name: self._touched_here(name) for name in self._shards}
+        self._mine, self._cold, self._touches = {}, {}, {}
+        self._list.count(touched)
 
     def _touched(self) -> dict[str, Tensor]:
         """By table how many ranks have touched each hot row."""
