@@ -47,9 +47,7 @@ class HotRows:
         self._list = HotList(options, owners, self._copies, optimizer, in_the_network=link is not None)
         self._mine: dict[str, tuple[Tensor, Tensor]] = {}  # places and gradients of this step
         self._cold: Mapping[str, Tensor] = {}  # keys of this step that came to this owner
-        self._touches: dict[
-            str, Tensor
-        ] = {}  # by table and place: how many ranks have touched it in this step
+        self._touches: dict[str, Tensor] = {}  # ranks that have touched each hot row, by place
 
     def keys(self, name: str) -> Tensor:
         """The hot keys of a table, ascending."""
