@@ -9,6 +9,7 @@ Read table.py (a table as a value), shard.py (the rows a rank owns), then tables
 """
 
 from tacit.rows.finding import shard
+from tacit.rows.hot import Hot
 from tacit.rows.modules import ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowAdagrad, RowOptimizer
 from tacit.rows.store import PendingRows, Store
@@ -21,6 +22,7 @@ __all__ = [
     "FTRL",
     "SGD",
     "Adagrad",
+    "Hot",
     "LazyAdam",
     "Normal",
     "PendingRows",

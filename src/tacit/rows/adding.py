@@ -23,6 +23,7 @@ _STEPS = 16  # whose largest sum decides
 _BITS = 25  # of that sum: an int32 lane has 6 more
 _FIRST = 40  # before anything was added: 2^-40 is small for a gradient, and up to 2^10 fit in 50 bits
 _LIMIT = 150
+_MOST = 2.0**50  # of one rounded gradient, as native/row_kernels.cpp has it
 
 
 class Adder:
@@ -53,6 +54,21 @@ class Adder:
             _core.row_sums(gradients, targets, float(world), out, threads)
             return out
         _core.row_exact_sums(gradients, targets, self.exponent, float(world), out, threads)
-        largest = float(out.nan_to_num(0.0, 0.0, 0.0).abs().max()) if out.numel() else 0.0
-        self.own = frexp(largest * world)[1] if largest else NOTHING
+        self._note(out, world)
         return out
+
+    def fixed(self, gradients: Tensor) -> Tensor:
+        """What `means` adds of each number where rows are added elsewhere: round(g 2^e), at most 2^50; 0 for NaN."""
+        scaled = gradients.double() * 2.0**self.exponent
+        return scaled.clamp_(-_MOST, _MOST).nan_to_num_(0.0).round_().long()
+
+    def means_of(self, sums: Tensor, broken: Tensor, world: int) -> Tensor:
+        """`means` from sums of `fixed` over ranks; `broken` rows, in which some number was not finite, are NaN."""
+        out = (sums.double() / 2.0**self.exponent / world).float()
+        out[broken] = torch.nan
+        self._note(out, world)
+        return out
+
+    def _note(self, means: Tensor, world: int) -> None:
+        largest = float(means.nan_to_num(0.0, 0.0, 0.0).abs().max()) if means.numel() else 0.0
+        self.own = max(self.own, frexp(largest * world)[1]) if largest else self.own

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,13 @@ class Pulled:
     counts: Mapping[str, Sequence[int]]
     rows: Mapping[str, Tensor]
     asked: Mapping[str, Incoming]
+
+
+class Beside(Protocol):
+    """What is trained together with the rows of a push: hot rows."""
+
+    def train(self, cold: Mapping[str, Tensor], lr: float) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Once exponents are agreed. By table keys that this rank owns, none of them in `cold`, and the means of their gradients."""
 
 
 def pull(owners: Owners, shards: Mapping[str, Shard], keys: Mapping[str, Tensor], kind: Kind) -> Pulled:
@@ -67,11 +75,12 @@ def push(
     keys: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
     lr: float,
+    beside: Beside | None = None,
 ) -> None:
     """Gradients (float32, a row a key) to the owners, who take the mean over ranks and a step of the optimizer."""
     names, order, counts = _routed(owners, shards, keys)
     asked = _ask(owners, shards, names, keys, order, counts, Kind.PUSH, adders)
-    _send(owners, shards, adders, order, counts, gradients, asked, lr)
+    _send(owners, shards, adders, order, counts, gradients, asked, lr, beside)
 
 
 def push_pulled(
@@ -81,6 +90,7 @@ def push_pulled(
     pulled: Pulled,
     gradients: Mapping[str, Tensor],
     lr: float,
+    beside: Beside | None = None,
 ) -> None:
     """Gradients of the rows of one pull, whose keys the owners know. A table without gradients here is left out by this rank."""
     names = [name for name in shards if name in pulled.keys]
@@ -93,7 +103,7 @@ def push_pulled(
         parts = pulled.asked[name].keys.split(pulled.asked[name].counts)
         kept = [part[:count] for part, count in zip(parts, sent[name], strict=True)]
         asked[name] = Incoming(_joined(kept), tuple(sent[name]))
-    _send(owners, shards, adders, pulled.order, counts, gradients, asked, lr)
+    _send(owners, shards, adders, pulled.order, counts, gradients, asked, lr, beside)
 
 
 def _send(
@@ -105,6 +115,7 @@ def _send(
     gradients: Mapping[str, Tensor],
     asked: Mapping[str, Incoming],
     lr: float,
+    beside: Beside | None,
 ) -> None:
     """The gradients by owner, all tables in one exchange; then every owner takes its step."""
     names = list(asked)
@@ -120,17 +131,30 @@ def _send(
     ]
     received = owners.send_gradients([_joined(each) for each in parts], nbytes)
     incoming = _by_table(received, names, {name: asked[name].counts for name in names}, widths)
+    hot = beside.train({name: asked[name].keys for name in names}, lr) if beside else {}
     for name in names:
-        _step(shards[name], adders[name], asked[name].keys, _joined(incoming[name]), owners.world, lr)
+        received_rows = _joined(incoming[name])
+        _step(shards[name], adders[name], asked[name].keys, received_rows, owners.world, lr, hot.get(name))
     owners.traffic.pushes += 1
     owners.traffic.pushed += sum(sum(counts[name]) for name in names)
 
 
-def _step(shard: Shard, adder: Adder, keys: Tensor, gradients: Tensor, world: int, lr: float) -> None:
-    """The mean over ranks of each row's gradient, and the optimizer's step with it."""
+def _step(
+    shard: Shard,
+    adder: Adder,
+    keys: Tensor,
+    gradients: Tensor,
+    world: int,
+    lr: float,
+    hot: tuple[Tensor, Tensor] | None,
+) -> None:
+    """The mean over ranks of each row's gradient, and the optimizer's step with it and with those of hot rows."""
     different, targets = keys.unique(return_inverse=True)
     rows = gradients.view(torch.float32).view(-1, shard.table.width)
-    shard.train(different, adder.means(rows, targets, len(different), world), lr)
+    means = adder.means(rows, targets, len(different), world)
+    if hot is not None:
+        different, means = torch.cat([different, hot[0]]), torch.cat([means, hot[1]])
+    shard.train(different, means, lr)
 
 
 # ---- routes and headers

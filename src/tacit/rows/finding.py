@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.rows.adding import RULES
+from tacit.rows.hot import Hot
 from tacit.rows.modules import Sharded, ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import RowOptimizer
 from tacit.rows.owners import Kind, owners_of
@@ -25,7 +26,8 @@ def shard(
     *,
     optimizer: RowOptimizer,
     keys: Callable[..., Ids] | None = None,
-    adding: str = "rank order",
+    adding: str | None = None,
+    hot: Hot | None = None,
     init: Normal | Uniform | None = None,
     unbounded: Collection[str] = (),
     seed: int = 0,
@@ -43,7 +45,8 @@ def shard(
         optimizer: of their rows.
         keys: takes what the model's forward takes, and returns by table all ids that it looks up. All tables are then looked up in one
             exchange; without it each module makes its own, unless `tables.pull` is called before.
-        adding: how owners add gradients: "rank order", or "exact", the same bits in any order.
+        adding: how owners add gradients: "rank order", or "exact", the same bits in any order; left out, "exact" with hot rows.
+        hot: rows that many ranks touch are copied to all ranks, if that pays; None for none.
         init: the first values of rows of tables on the meta device; None for Normal(1.0), as nn.Embedding.
         unbounded: names of tables on the meta device that take any 64-bit integer as a key.
         seed: of first values.
@@ -63,7 +66,10 @@ def shard(
     """
     owners = owners_of(group)
     with owners.refusing():
+        adding = adding or ("exact" if hot else RULES[0])
         _check_options(model, optimizer, adding)
+        if hot is not None:
+            hot.check(adding, owners.world)
         found = _found(model, tables)
         values = [
             _table(name, modules[0], init or NORMAL, name in unbounded, seed)
@@ -73,11 +79,11 @@ def shard(
             raise ConfigError(
                 f"unbounded={strangers[0]!r} is no table that is sharded; the tables are {', '.join(found)}"
             )
-    about = [str(each) for each in values], str(optimizer), adding
+    about = [str(each) for each in values], str(optimizer), adding, hot.about if hot else None
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
     owners.numbers = 2 * len(values)
     modules: dict[str, list[Sharded]] = {}
-    made = Tables(values, owners, optimizer, adding, modules)
+    made = Tables(values, owners, optimizer, adding, modules, hot)
     for name, plain in found.items():
         if not plain[0].weight.is_meta:
             made.put(name, plain[0].weight)

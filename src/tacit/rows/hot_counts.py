@@ -8,6 +8,7 @@ conservative (a touch raises only the cells that hold the least), 2 MiB, and 12 
 never counts too little, and where most rows are touched once or twice it counts some of them too high.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +76,19 @@ class DecayedCounts:
         found = np.zeros(len(slots))
         found[inside] = _present(self._stored[slots[inside]], self._clock)
         return found
+
+    def export(self, slots: Ints) -> tuple[NDArray[np.float32], list[float]]:
+        """What is kept of these slots and of the time: for a checkpoint."""
+        inside = slots < len(self._stored)
+        found = np.zeros(len(slots), np.float32)
+        found[inside] = self._stored[slots[inside]]
+        return found, self._clock.export()
+
+    def restore(self, slots: Ints, stored: NDArray[np.float32], time: Sequence[float]) -> None:
+        """Goes on from what `export` returned; the slots may have other numbers now."""
+        self._stored = np.zeros(int(slots.max()) + 1 if len(slots) else 0, np.float32)
+        self._stored[slots] = stored
+        self._clock.restore(time)
 
     def candidates(self, least: float) -> tuple[Ints, Floats]:
         slots = np.flatnonzero(self._stored >= np.float32(least * self._clock.weight))
@@ -195,6 +209,12 @@ class _Clock:
         self._rank_steps += rank_steps * 2.0**self._exponent
         self._exponent = min(self._exponent + touches / self._half_life, 1000.0)
 
+    def export(self) -> list[float]:
+        return [self._exponent, self._touches, self._rank_steps]
+
+    def restore(self, time: Sequence[float]) -> None:
+        self._exponent, self._touches, self._rank_steps = time
+
     def rebase(self) -> np.float32:
         """Starts at weight 1 again; what is stored is to be multiplied by this."""
         factor = 2.0**-self._exponent
@@ -229,11 +249,11 @@ def _cells_of(keys: Ints) -> Ints:
     cells = np.empty((SKETCH_ROWS, len(keys)), np.int64)
     for row in range(SKETCH_ROWS):
         seed = np.uint64((row + 1) * 0x9E3779B97F4A7C15 % 2**64)
-        cells[row] = _mix(keys.view(np.uint64) + seed) % np.uint64(SKETCH_CELLS)
+        cells[row] = mix(keys.view(np.uint64) + seed) % np.uint64(SKETCH_CELLS)
     return cells
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     PUSH_PULLED = 4  # gradients of what was pulled: owners know the keys
     GATHER = 5
     AGREE = 6  # on tables and options
+    HOT = 7  # agreement on hot rows, and rows that become hot
     REFUSED = 9
 
 
@@ -46,6 +47,7 @@ _VERBS = {
     Kind.PUSH_PULLED: "pushes gradients of one look-up",
     Kind.GATHER: "gathers",
     Kind.AGREE: "shards tables",
+    Kind.HOT: "agrees on hot rows",
 }
 
 
@@ -119,6 +121,10 @@ class Owners:
         """Rows of gradients, as bytes."""
         return self._moved(parts, nbytes, "gradient_nbytes")
 
+    def send_hot(self, own: Tensor, numels: Sequence[int]) -> list[Tensor]:
+        """The same to all: counts, and rows that become hot."""
+        return self._moved([own] * self.world, numels, "agreement_nbytes")
+
     def _moved(self, parts: Sequence[Tensor], numels: Sequence[int], counter: str) -> list[Tensor]:
         if self.wire is None:
             return list(parts)
@@ -160,13 +166,13 @@ def owners_of(group: dist.ProcessGroup | None) -> Owners:
         return Owners(None)
     whole = len(ranks) == dist.get_world_size()
     made = dist.new_group(
-        ranks, timeout=_timeout_of(group), backend="gloo", use_local_synchronization=not whole
+        ranks, timeout=timeout_of(group), backend="gloo", use_local_synchronization=not whole
     )
     assert isinstance(made, dist.ProcessGroup)
     return Owners(Wire(made))
 
 
-def _timeout_of(group: Any) -> timedelta | None:
+def timeout_of(group: Any) -> timedelta | None:
     """How long the ranks of `group` wait for each other; torch's default (None) where it has no tensors on the CPU."""
     group = group or dist.group.WORLD
     if torch.device("cpu") not in group._device_types:

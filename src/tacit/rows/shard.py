@@ -63,6 +63,24 @@ class Shard:
         with self._lock:
             self._append(keys, weights, state or self._optimizer.begin(weights.float()))
 
+    def places(self, keys: Tensor) -> Tensor:
+        """The place of each of `keys`, which stays until `clear`; -1 where there is no row."""
+        with self._lock:
+            return self._find(keys)
+
+    def keys(self) -> Tensor:
+        """The keys of all rows by their places: a copy."""
+        with self._lock:
+            keys = torch.empty(len(self), dtype=torch.int64)
+            self._index.keys(keys)
+            return keys
+
+    def take(self, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights and state of the rows of `keys`, all of which are there: copies."""
+        with self._lock:
+            at = self._find(keys)
+            return self._weights[at], {name: kept[at] for name, kept in self._state.items()}
+
     def export(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys in increasing order, their weights and their state: copies."""
         with self._lock:

@@ -11,9 +11,12 @@ from tacit.rows import checkpoint
 from tacit.rows.adding import Adder
 from tacit.rows.exchanges import Pulled, pull, push, push_pulled
 from tacit.rows.gathering import all_rows, gathered_rows
+from tacit.rows.hot import Hot
+from tacit.rows.hot_checkpoint import pick_hot
+from tacit.rows.hot_rows import HotRows
 from tacit.rows.modules import LookUp, Sharded, flat_ids
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Kind, Owners
+from tacit.rows.owners import Kind, Owners, timeout_of
 from tacit.rows.shard import Shard
 from tacit.rows.table import Table
 from tacit.rows.traffic import RowTraffic
@@ -28,6 +31,7 @@ class Tables:
         optimizer: of their rows.
         adding: "rank order" or "exact".
         modules: by table, those that look rows up.
+        hot: what to do about hot rows; None has none, and one rank needs none.
 
     Example:
         >>> tables = tacit.rows.shard(model, optimizer=RowAdagrad(lr=0.05))
@@ -40,12 +44,14 @@ class Tables:
         optimizer: RowOptimizer,
         adding: str,
         modules: Mapping[str, Sequence[Sharded]],
+        hot: Hot | None = None,
     ) -> None:
         self.optimizer = optimizer
         self._tables = {table.name: table for table in tables}
         self._owners, self._adding, self._modules = owners, adding, modules
         self._shards = {table.name: Shard(table, optimizer) for table in tables}
         self._adders = {table.name: Adder(adding == "exact") for table in tables}
+        self._hot = self._opened(hot)
         self._pending: list[tuple[Pulled, dict[str, LookUp]]] = []
         self._current: dict[str, LookUp] = {}  # of the last pull(), until the next or step()
 
@@ -72,6 +78,21 @@ class Tables:
             ConfigError: there is no such table.
         """
         return len(self._shards[self._known(name)])
+
+    def hot_keys(self, name: str) -> Tensor:
+        """The keys of one table whose rows are hot now, the same on all ranks.
+
+        Args:
+            name: the table.
+
+        Returns:
+            They increase; none without `hot=`, and where hot rows do not pay.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        known = self._known(name)
+        return self._hot.keys(known) if self._hot else torch.empty(0, dtype=torch.int64)
 
     # ---- rows for a forward pass
 
@@ -129,12 +150,13 @@ class Tables:
         different = {name: each.long().unique(return_inverse=True) for name, each in ids.items()}
         keys = {name: each for name, (each, _) in different.items()}
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
-        pulled = pull(self._owners, self._shards, keys, kind)
+        cold = self._hot.cold(different) if self._hot else keys
+        pulled = pull(self._owners, self._shards, cold, kind)
         self.stats.looked_up += sum(len(each) for each in ids.values())
-        found = {
-            name: LookUp(keys[name], rows.float().to(devices[name]).requires_grad_(training))
-            for name, rows in pulled.rows.items()
-        }
+        found = {}
+        for name, some in pulled.rows.items():
+            rows = self._hot.joined(name, keys[name], some) if self._hot else some
+            found[name] = LookUp(keys[name], rows.float().to(devices[name]).requires_grad_(training))
         if training:
             self._pending.append((pulled, found))
         return {name: (each, different[name][1]) for name, each in found.items()}
@@ -160,10 +182,17 @@ class Tables:
         pending, self._pending, self._current = self._pending, [], {}
         if len(pending) == 1:
             pulled, found = pending[0]
-            push_pulled(self._owners, self._shards, self._adders, pulled, _gradients(found), rate)
-            return
-        keys, gradients = _united([found for _, found in pending])
-        push(self._owners, self._shards, self._adders, keys, gradients, rate)
+            keys, gradients = {name: each.keys for name, each in found.items()}, _gradients(found)
+        else:
+            keys, gradients = _united([found for _, found in pending])
+        if self._hot:
+            keys, gradients = self._hot.divide(keys, gradients)
+        if len(pending) == 1:
+            push_pulled(self._owners, self._shards, self._adders, pulled, gradients, rate, self._hot)
+        else:
+            push(self._owners, self._shards, self._adders, keys, gradients, rate, self._hot)
+        if self._hot:
+            self._hot.end_step()
 
     def zero_grad(self) -> None:
         """Forgets the look-ups and gradients since the last step, as where a step is left out; all ranks alike."""
@@ -180,7 +209,10 @@ class Tables:
         Example:
             >>> torch.save(tables.state_dict(), f"{path}/rows-{rank}.pt")
         """
-        return checkpoint.saved(self._shards, self._adders, self._rules)
+        state = checkpoint.saved(self._shards, self._adders, self._rules)
+        if self._hot:
+            state["hot"] = self._hot.saved().as_state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Goes on from a checkpoint: this rank keeps the rows that it owns. All of it is checked before any is used.
@@ -195,8 +227,11 @@ class Tables:
             >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
         """
         found = checkpoint.pick(state, self._tables, self._rules)
+        hot = pick_hot(state, found, self._rules) if self._hot else None
         self.zero_grad()
         checkpoint.restore(found, self._shards, self._adders)
+        if self._hot:
+            self._hot.restore(hot)
 
     # ---- all rows in one place
 
@@ -248,6 +283,8 @@ class Tables:
 
     def close(self) -> None:
         """Frees the process group of the tables; nothing can be looked up after that."""
+        if self._hot:
+            self._hot.close()
         self._owners.close()
 
     # ---- for shard()
@@ -262,6 +299,13 @@ class Tables:
         order, counts = self._tables[name].by_owner(torch.arange(len(weights)), self._owners.world)
         own = order.split(counts)[self._owners.rank]
         self._shards[name].put(own, weights.detach().cpu()[own])
+
+    def _opened(self, hot: Hot | None) -> HotRows | None:
+        owners = self._owners
+        if hot is None or owners.wire is None:
+            return None
+        link = hot.open(owners.wire, timeout_of(owners.wire.group))
+        return HotRows(hot, owners, self._shards, self._adders, self.optimizer, link)
 
     @property
     def _rules(self) -> checkpoint.Rules:

@@ -17,6 +17,14 @@ class RowTraffic:
         key_nbytes: keys, 8 bytes each.
         row_nbytes: rows sent to other ranks, which had asked for them.
         gradient_nbytes: rows of gradients sent to their owners.
+        hot_rows: rows that are hot now, on all ranks alike.
+        hot_looked_up: ids whose row was hot.
+        hot_read: different hot rows among the look-ups, which no pull was needed for.
+        hot_trained: hot rows whose gradients were added over ranks.
+        hot_repaired: of them, those that were sent again because a number did not fit into its lane.
+        touch_nbytes: a nibble a hot row, from which follows which of them some rank has touched.
+        lane_nbytes: gradients of hot rows.
+        agreement_nbytes: counts, and rows that became hot.
 
     Example:
         >>> tables.stats.sent_nbytes
@@ -32,11 +40,25 @@ class RowTraffic:
     key_nbytes: int = 0
     row_nbytes: int = 0
     gradient_nbytes: int = 0
+    hot_rows: int = 0
+    hot_looked_up: int = 0
+    hot_read: int = 0
+    hot_trained: int = 0
+    hot_repaired: int = 0
+    touch_nbytes: int = 0
+    lane_nbytes: int = 0
+    agreement_nbytes: int = 0
 
     @property
     def sent_nbytes(self) -> int:
         """All bytes that left this rank."""
-        return self.header_nbytes + self.key_nbytes + self.row_nbytes + self.gradient_nbytes
+        cold = self.header_nbytes + self.key_nbytes + self.row_nbytes + self.gradient_nbytes
+        return cold + self.touch_nbytes + self.lane_nbytes + self.agreement_nbytes
+
+    @property
+    def coverage(self) -> float:
+        """The share of different rows looked up that were hot; what is left was pulled."""
+        return self.hot_read / max(1, self.hot_read + self.pulled)
 
     def __add__(self, other: "RowTraffic") -> "RowTraffic":
         return RowTraffic(**{name: number + getattr(other, name) for name, number in asdict(self).items()})

@@ -23,7 +23,6 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -34,11 +33,12 @@ from tacit.aggregator.addresses import PORT, parse_address
 from tacit.aggregator.spec import NO_TABLE, Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError
-from tacit.requests import Codec, Dense, Sum, TableSum, Total, even_cuts
+from tacit.requests import Codec, Dense, Sum, TableSum, Total
 from tacit.schemes.scheme import Scheme, max_over_ranks
 from tacit.schemes.sharded import Sharded
 from tacit.transports import Wire
 from tacit.transports.aggregator_link import AggregatorLink, SumRequest
+from tacit.transports.lanes import sum_lanes
 
 _MOST_SLOTS = 1 << 14
 _MOST_IN_A_TREE = 255  # a result has its count in 8 bits
@@ -176,10 +176,7 @@ class OpenStar(Scheme):
 
     def _add(self, wire: Wire, own: Tensor) -> Tensor:
         """The sum of every rank's 32-bit integers."""
-        asked = SumRequest(
-            LaneType.I32, NO_TABLE, own.view(torch.uint8), own.numel(), lambda: _add_sharded(wire, own)
-        )
-        return self.link.sum(asked)
+        return sum_lanes(wire, self.link, own)
 
 
 def _unopened() -> ConfigError:
@@ -195,12 +192,3 @@ def _scaled(x: Tensor, shift: int) -> Tensor:
     """x 2^shift, in two steps: where all numbers are tiny, one factor alone would not be a float."""
     half = shift // 2
     return x * 2.0**half * 2.0 ** (shift - half)
-
-
-def _add_sharded(wire: Wire, own: Tensor) -> Tensor:
-    """The same sum over the process group: as `sharded`, but integers stay integers."""
-    cuts = even_cuts(own.numel(), wire.world)
-    parts = [own[a:b] for a, b in pairwise(cuts)]
-    received = wire.all_to_all(parts, [parts[wire.rank].numel()] * wire.world)
-    total = torch.stack(received).sum(0, dtype=torch.int32)
-    return torch.cat(wire.all_gather([part.numel() for part in parts], total))
