@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.buckets import Bucket
 from tacit.errors import ConformanceError, TacitError, TransportError
 from tacit.layout import Layout
@@ -204,6 +205,7 @@ class Exchange:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_CLOSE_S)
+        recycled.release()
 
     def drop(self) -> None:
         """Ends the threads without waiting for them: for a finalizer, which may run in any thread, wherever that stands."""

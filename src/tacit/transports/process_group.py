@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tacit import recycled
 from tacit.errors import TransportError
 
 _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
@@ -68,7 +69,7 @@ class Wire:
 
     def all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""
-        out = value.clone()
+        out = recycled.clone(value)
         if self.world > 1 and value.numel():
             with self._moving():
                 dist.all_reduce(out, op=op, group=self.group)
@@ -114,9 +115,9 @@ class Wire:
 
     def _at_once(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         """Short messages cost latency, not bandwidth: one operation for all."""
-        out = parts[0].new_empty(sum(nbytes))
+        out = recycled.empty(sum(nbytes), torch.uint8, parts[0].device)
         dist.all_to_all_single(
-            out, torch.cat(list(parts)), list(nbytes), [p.numel() for p in parts], group=self.group
+            out, recycled.join(parts), list(nbytes), [p.numel() for p in parts], group=self.group
         )
         return list(out.split(list(nbytes)))
 
@@ -126,7 +127,7 @@ class Wire:
         gloo's own all-to-all starts all pairs at once; they collide, and only 57-60 % of the link is used. The rounds
         stay in step through a one-byte token: a sender goes on when its receiver has everything.
         """
-        out = [parts[0].new_empty(nbytes[rank]) for rank in range(self.world)]
+        out = [recycled.empty(nbytes[rank], torch.uint8, parts[0].device) for rank in range(self.world)]
         out[self.rank] = parts[self.rank]
         for k in range(1, self.world):
             to, source = (self.rank + k) % self.world, (self.rank - k) % self.world
