@@ -11,6 +11,7 @@
 #include "aggregator_bindings.h"
 #include "blocks.h"
 #include "low_rank.h"
+#include "recycled.h"
 #include "rotated.h"
 #include "row_index.h"
 #include "rows.h"
@@ -308,6 +309,50 @@ std::size_t packed_nbytes(std::size_t numel, int bits, std::size_t block) {
     return tacit::packed_nbytes(numel, Layout{bits, block});
 }
 
+// DLPack's tensor, as its specification lays it out (version 0.8). torch frees it without Python: a thread of
+// a process group that wanted the interpreter's lock could wait for ever.
+struct ManagedTensor {
+    void* data;
+    std::int32_t device_type, device_id;
+    std::int32_t ndim;
+    std::uint8_t code, bits;
+    std::uint16_t lanes;
+    std::int64_t* shape;
+    std::int64_t* strides;
+    std::uint64_t byte_offset;
+    void* context;
+    void (*deleter)(ManagedTensor*);
+};
+
+struct RecycledTensor {
+    ManagedTensor tensor;  // first: its address is this one's
+    tacit::Recycled::Block block;
+    std::int64_t shape, stride;
+};
+
+void free_recycled(ManagedTensor* tensor) {
+    auto* owner = reinterpret_cast<RecycledTensor*>(tensor);
+    tacit::Recycled::instance().give(owner->block);
+    delete owner;
+}
+
+nb::object recycled(std::size_t nbytes) {
+    constexpr std::int32_t kCpu = 1;
+    constexpr std::uint8_t kUnsigned = 1;
+    auto* owner = new RecycledTensor{{}, tacit::Recycled::instance().take(nbytes), std::int64_t(nbytes), 1};
+    owner->tensor = {owner->block.data, kCpu,           0, 1,       kUnsigned,     8, 1,
+                     &owner->shape,     &owner->stride, 0, nullptr, &free_recycled};
+    PyObject* capsule = PyCapsule_New(&owner->tensor, "dltensor", [](PyObject* self) {
+        if (!PyCapsule_IsValid(self, "dltensor")) return;  // somebody took it over
+        free_recycled(static_cast<ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor")));
+    });
+    if (capsule == nullptr) {
+        free_recycled(&owner->tensor);
+        throw nb::python_error();
+    }
+    return nb::steal(capsule);
+}
+
 }  // namespace
 
 // Types as a type checker reads them: nanobind's own name numpy alone, and mypy would then refuse tensors.
@@ -343,6 +388,14 @@ NB_MODULE(_core, m) {
     m.def("random_bits", &random_bits, "seed"_a, "out"_a.noconvert(),
           nb::sig("def random_bits(seed: int, out: " UINT32S ") -> None"),
           "Fills `out` with the bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.");
+    m.def("recycled", &recycled, "nbytes"_a, nb::sig("def recycled(nbytes: int) -> object"),
+          "A DLPack capsule of `nbytes` bytes with anything in them, which return to a list of free memory.");
+    m.def(
+        "release_recycled", [] { tacit::Recycled::instance().release(); },
+        "Gives the free memory of recycled() back to the system.");
+    m.def(
+        "recycled_nbytes", [] { return tacit::Recycled::instance().kept_nbytes(); },
+        "Bytes of memory of recycled() that nobody uses now.");
     m.def("keep", &keep, "x"_a.noconvert(), "reference"_a.noconvert(), "out"_a.noconvert(),
           nb::sig("def keep(x: " FLOAT32S ", reference: " FLOAT32S ", out: " FLOAT32S ") -> float"),
           "out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.");

@@ -32,7 +32,7 @@ WAY = (
     "lab", "demo", "report", "plan", "sim",
     "attachments", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
     "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",
-    "requests", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
+    "requests", "recycled", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",
 )  # fmt: skip
 # The rooms inside of a room, and what each may import of the others; files that lie beside them count as "".

@@ -30,6 +30,17 @@ def random_bits(seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint32
     Fills `out` with the bits that stochastic rounding uses for elements 0, 1, 2, ... under `seed`.
     """
 
+def recycled(nbytes: int) -> object:
+    """
+    A DLPack capsule of `nbytes` bytes with anything in them, which return to a list of free memory.
+    """
+
+def release_recycled() -> None:
+    """Gives the free memory of recycled() back to the system."""
+
+def recycled_nbytes() -> int:
+    """Bytes of memory of recycled() that nobody uses now."""
+
 def keep(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], reference: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> float:
     """
     out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.buckets import Bucket
 from tacit.errors import ConformanceError, TacitError, TransportError
 from tacit.layout import Layout
@@ -33,6 +34,7 @@ from tacit.sparse import TouchedRows
 from tacit.stats import Stats
 from tacit.transports import Wire
 
+_MOST_STARTED = 2  # requests under way, where the scheme does not keep the thread until the answer is here; gloo has as many threads
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
@@ -204,6 +206,7 @@ class Exchange:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_CLOSE_S)
+        recycled.release()
 
     def drop(self) -> None:
         """Ends the threads without waiting for them: for a finalizer, which may run in any thread, wherever that stands."""
@@ -272,17 +275,30 @@ class Exchange:
 
     def _wire_thread(self) -> None:
         with self._device():
-            while (item := self._outbox.get()) is not None:
-                job, request = item
+            started: deque[tuple[Reduction, str, Callable[[], Any]]] = deque()
+            while True:
                 try:
-                    with counted(self.wire, self.stats, type(request).__name__, job.group):
-                        answer = self.channel.answer(request, job.seed)
+                    if started and (len(started) == _MOST_STARTED or self._outbox.empty()):
+                        self._end(*started.popleft())
+                        continue
+                    if (item := self._outbox.get()) is None:
+                        break
+                    started.append(self._start(*item))
                 except Exception as cause:
                     self._fail(cause)
                     break
-                self._inbox.put((0, next(self._count), job, answer))
-                del item, job, request, answer  # as in the codec thread
+                del item  # as in the codec thread
         self._inbox.put((0, next(self._count), None, None))
+
+    def _start(self, job: Reduction, request: Request) -> tuple[Reduction, str, Callable[[], Any]]:
+        kind = type(request).__name__
+        with counted(self.wire, self.stats, kind, job.group):
+            return job, kind, self.channel.start(request, job.seed)
+
+    def _end(self, job: Reduction, kind: str, wait: Callable[[], Any]) -> None:
+        with counted(self.wire, self.stats, kind, job.group):
+            answer = wait()
+        self._inbox.put((0, next(self._count), job, answer))
 
     def _device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else self._stream

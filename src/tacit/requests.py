@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tacit import _core
+from tacit import _core, recycled
 from tacit.errors import ConformanceError, PairingError
 from tacit.layout import Layout
 
@@ -81,16 +81,16 @@ class Dense:
         return data[start:stop]
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
-        return x.to(self.dtype)
+        return recycled.cast(x, self.dtype)
 
     def unpack(self, data: Tensor, numel: int) -> Tensor:
-        return data if data.dtype in (torch.float32, torch.float64) else data.float()
+        return data if data.dtype in (torch.float32, torch.float64) else recycled.cast(data, torch.float32)
 
     def unpack_add(self, data: Tensor, out: Tensor, gain: float = 1.0) -> None:
         out.add_(data, alpha=gain)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts))
+        return recycled.join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class TableSum:
 
     def look_up(self) -> Tensor:
         """table[index] as lanes: what an aggregator adds for this rank."""
-        lanes = self.index.new_empty(self.numel, dtype=self.lanes.dtype)
+        lanes = recycled.empty(self.numel, self.lanes.dtype, self.index.device)
         self._apply(_core.lookup_table, self.index, lanes, self.look_up_in_torch)
         return lanes
 
@@ -311,7 +311,7 @@ class Total:
         """The end of a one-Sum conversation: this rank contributed its own payload, less `lost`."""
 
         def contribution() -> Tensor:
-            own = payload.unpack().to(torch.float32, copy=True)
+            own = recycled.clone(recycled.cast(payload.unpack(), torch.float32))
             if self.lost is not None:
                 start, stop, values = self.lost
                 own[start:stop] -= values
@@ -575,7 +575,7 @@ def add_shard(
 ) -> tuple[Tensor, Tensor | None]:
     """One shard's payloads of all ranks added in float32 in rank order and packed again: (packed, what that lost)."""
     wide = torch.float64 if isinstance(format, Dense) and format.dtype == torch.float64 else torch.float32
-    exact = torch.zeros(numel, dtype=wide, device=parts[0].device)
+    exact = recycled.zeros(numel, wide, parts[0].device)
     for part in parts:
         format.unpack_add(part, exact)
     packed = format.pack(exact, seed)

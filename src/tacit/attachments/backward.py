@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.attachments.handle import Handle
 from tacit.buckets import Bucket, flat_view
 from tacit.errors import ConfigError, TacitError
@@ -60,7 +61,7 @@ class Backward:
     def _send_flat(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         parts = [self.arrived[name] for name in bucket.names]
         whole = flat_view(parts)
-        x = torch.cat(parts) if whole is None else whole
+        x = recycled.join(parts) if whole is None else whole
 
         def deliver(mean: Tensor) -> None:
             if whole is not None:

@@ -79,6 +79,7 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
     facts = [(unit.names, unit.shapes, sorted(unit.outer)) for unit in units]
     channel = Channel(wire, handle.strategy.scheme)  # none that has to be opened
     agree(wire.group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], None)
+    wire.measure()
     # on one mesh every rank has a shard of its own
     alike = None if replicas is None else lambda: shards_of(units)
     device = next(iter(shards_of(units).values())).device

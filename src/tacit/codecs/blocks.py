@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.codecs.in_torch import kernels
 from tacit.errors import ConfigError
 from tacit.requests import Context, Conversation, Payload, Sum, Total, Traits, even_cuts
@@ -48,12 +49,12 @@ class Blocks:
         return data[self.nbytes(start) : self.nbytes(stop)]
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
-        out = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
+        out = recycled.empty(self.nbytes(x.numel()), torch.uint8, x.device)
         kernels(x).pack_blocks(x, self.bits, self.block, seed, self.rounding == "stochastic", out)
         return out
 
     def unpack(self, data: Tensor, numel: int) -> Tensor:
-        out = torch.empty(numel, dtype=torch.float32, device=data.device)
+        out = recycled.empty(numel, torch.float32, data.device)
         kernels(data).unpack_blocks(data, numel, self.bits, self.block, 1.0, False, out)
         return out
 
@@ -61,7 +62,7 @@ class Blocks:
         kernels(data).unpack_blocks(data, out.numel(), self.bits, self.block, gain, True, out)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts))
+        return recycled.join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Int8:
 
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         format = self.format
-        payload = Payload(format.pack(x.float(), context.own_seed), format, x.numel())
+        payload = Payload(format.pack(recycled.cast(x, torch.float32), context.own_seed), format, x.numel())
         total: Total = yield Sum(payload)
         return total.reduced(payload)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.requests import Context, Conversation, Dense, Payload, Reduced, Sum, Total, Traits
 
 
@@ -47,9 +48,9 @@ class Bf16:
         return 2 * numel
 
     def reduce(self, x: Tensor, context: Context) -> Conversation:
-        payload = Payload.dense(x.to(torch.bfloat16))
+        payload = Payload.dense(recycled.cast(x, torch.bfloat16))
         total: Total = yield Sum(payload)
-        return Reduced(total.value.float(), total.reduced(payload).contribution)
+        return Reduced(recycled.cast(total.value, torch.float32), total.reduced(payload).contribution)
 
 
 @dataclass(frozen=True, slots=True)

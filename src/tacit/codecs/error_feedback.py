@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.errors import ConfigError, PairingError
 from tacit.layout import Layout
 from tacit.requests import Codec, Context, Conversation, Reduced, Traits, as_reduced, declared_nbytes
@@ -58,9 +59,13 @@ class ErrorFeedback:
 
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         residual = context.memory.vector("residual")
-        wanted = x + residual if self.decay == 1 else x + self.decay * residual
+        wanted = torch.add(x, residual, alpha=self.decay, out=recycled.empty_like(residual))
         reduced: Reduced = as_reduced((yield from self.inner.reduce(wanted, context)))
-        left = wanted - reduced.contribution() if reduced.contribution else torch.zeros_like(residual)
+        left = recycled.empty_like(residual)
+        if reduced.contribution:
+            torch.sub(wanted, reduced.contribution(), out=left)
+        else:
+            left.zero_()
         # a block that held a NaN or infinity was not sent; it must not live on in the memory
-        residual.copy_(torch.where(left.isfinite(), left, residual))
+        torch.where(left.isfinite(), left, residual, out=residual)
         return reduced

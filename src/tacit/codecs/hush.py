@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.codecs.in_torch import COLUMNS, hush_pieces, kernels
 from tacit.codecs.tables import nearest_table
 from tacit.errors import ConfigError
@@ -142,7 +143,7 @@ class Frame:
 
     def encode(self, x: Tensor, norms: Tensor, place: int) -> Tensor:
         """The 4-bit levels of the rotated, scaled and shifted x."""
-        out = torch.empty(self.padded // 2, dtype=torch.uint8, device=x.device)
+        out = recycled.empty(self.padded // 2, torch.uint8, x.device)
         signs, shifts = _seeds(self.seed)
         g, reach = self.grid
         kernels(x).hush_encode(
@@ -162,7 +163,7 @@ class Frame:
 
     def decode(self, lanes: Tensor, norms: Tensor, places: Sequence[int]) -> Tensor:
         """The sum over the ranks at `places`, whose levels were added in `lanes`."""
-        out = norms.new_empty(self.numel, dtype=torch.float32)
+        out = recycled.empty(self.numel, torch.float32, norms.device)
         signs, shifts = _seeds(self.seed)
         g, reach = self.grid
         lanes = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.codecs.in_torch import kernels, thc_lengths
 from tacit.codecs.tables import clamp_at, stochastic_table
 from tacit.errors import ConfigError
@@ -102,7 +103,7 @@ class Thc:
     def encode(self, x: Tensor, norms: Tensor, signs: int, noise: int) -> Tensor:
         """The packed indices of x, rotated, scaled to N(0, 1), clamped and rounded."""
         packed = self.nbytes(x.numel()) - 4 * norms.numel()
-        out = torch.empty(packed, dtype=torch.uint8, device=x.device)
+        out = recycled.empty(packed, torch.uint8, x.device)
         table = torch.tensor(self.table, dtype=torch.uint8)
         kernels(x).thc_encode(
             x, norms, *self._logs(), signs, noise, self.reach, table, self.bits, out, threads_for(x.numel())
@@ -111,7 +112,7 @@ class Thc:
 
     def decode(self, lanes: Tensor, norms: Tensor, signs: int, count: int, numel: int) -> Tensor:
         """The sum over `count` ranks."""
-        out, g = norms.new_empty(numel, dtype=torch.float32), self.granularity
+        out, g = recycled.empty(numel, torch.float32, norms.device), self.granularity
         lanes = (
             lanes.view(torch.uint16) if lanes.dtype == torch.int16 and lanes.device.type == "cpu" else lanes
         )

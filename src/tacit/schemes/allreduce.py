@@ -3,12 +3,14 @@
 Bytes that leave a rank: 2 (n - 1) / n x payload. Only payloads that add where they stand can take this road.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tacit.errors import PairingError
-from tacit.requests import Codec, Sum, TableSum, Total
+from tacit.requests import Codec, Payload, Request, Sum, TableSum, Total
 from tacit.schemes.scheme import Scheme
 from tacit.transports import Wire
 
@@ -26,10 +28,18 @@ class AllReduce(Scheme):
                 f"{codec} payloads cannot be added in flight by allreduce; write '{codec} / sharded'"
             )
 
+    def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
+        if not isinstance(request, Sum) or request.payload.numel == 0:
+            return Scheme.start(self, wire, request, seed)
+        with wire.purpose(type(request).__name__):
+            return self._start_sum(wire, request.payload)
+
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
-        payload = request.payload
-        data = wire.all_reduce(payload.data)
-        return Total(payload.format.unpack(data, payload.numel), wire.world)
+        return self._start_sum(wire, request.payload)()
+
+    def _start_sum(self, wire: Wire, payload: Payload) -> Callable[[], Total]:
+        added = wire.start_all_reduce(payload.data)
+        return lambda: Total(payload.format.unpack(added(), payload.numel), wire.world)
 
     def table_sum(self, wire: Wire, request: TableSum) -> Total:
         request.lanes.check(wire.world)

@@ -81,6 +81,11 @@ class Scheme(ABC):
                 case Gather():
                     return _gather(wire, request)
 
+    def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
+        """Begins to answer a request, and returns what waits for the answer. All ranks begin in one order; most schemes have it by then."""
+        answer = self.answer(wire, request, seed)
+        return lambda: answer
+
     def answer_rows(self, wire: Wire, requests: Sequence[Request], seed: int) -> list[Any]:
         """Answers to one request of the same kind a row, row r being rank r's (FSDP2). A sum reaches only the row's own rank, unless it is
         to_all; in the other rows this rank receives its own payload, which is enough to know what it contributed."""
@@ -119,10 +124,14 @@ class Channel:
 
     @classmethod
     def open(cls, wire: Wire, scheme: Scheme, timeout: timedelta | None) -> Self:
+        wire.measure()
         return cls(wire, scheme.open(wire, timeout))
 
     def answer(self, request: Request, seed: int) -> Any:
         return self.scheme.answer(self.wire, request, seed)
+
+    def start(self, request: Request, seed: int) -> Callable[[], Any]:
+        return self.scheme.start(self.wire, request, seed)
 
     def close(self) -> None:
         """Closes the scheme's link, if it has one; safe to call twice."""

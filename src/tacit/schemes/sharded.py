@@ -10,8 +10,7 @@ All ranks, the shard's owner too, use the packed sum: they stay bit-identical.
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-
+from tacit import recycled
 from tacit.requests import Codec, Sum, TableSum, Total, add_shard, even_cuts, seed_of
 from tacit.schemes.scheme import Scheme
 from tacit.transports import Wire
@@ -45,8 +44,8 @@ class Sharded(Scheme):
         spans = list(pairwise(cuts))
         parts = [request.index[a // per_byte : -(-b // per_byte)] for a, b in spans]
         start, stop = spans[wire.rank]
-        lanes = request.index.new_zeros(stop - start, dtype=request.lanes.dtype)
+        lanes = recycled.zeros(stop - start, request.lanes.dtype, request.index.device)
         for index in wire.all_to_all(parts, [parts[wire.rank].numel()] * wire.world):
             request.add(index, lanes)
         shards = wire.all_gather([b - a for a, b in spans], lanes)
-        return Total(torch.cat(shards), wire.world)
+        return Total(recycled.join(shards), wire.world)

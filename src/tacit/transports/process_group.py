@@ -4,6 +4,7 @@
 Counted are payload bytes: not TCP headers, nor the one-byte tokens that pace the pairwise rounds.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tacit import recycled
 from tacit.errors import TransportError
 
 _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
+_PROBE_NBYTES = 256 * 1024
+_PROBE_S = 1e-3  # with gloo's latency about 3 Gbit/s; from there on rounds cost more than collisions
+_PROBES = 4  # the first one also connects
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class Wire:
 
     group: dist.ProcessGroup
     sent_nbytes: int = 0
+    paced: bool = True  # whether long messages between all pairs go in rounds; alike on all ranks
     lost_ranks: Callable[[], Sequence[int]] = (
         tuple  # those known to be gone, where something beside the group knows it
     )
@@ -66,14 +72,51 @@ class Wire:
             f"checkpoint ({reason})"
         )
 
+    def measure(self) -> None:
+        """Finds out whether long messages need rounds here: not between two ranks, nor where every link is fast. All ranks call it together."""
+        cpu = self._token.device
+        if self.world > 2 and cpu in self.group._device_types and self._is_gloo(cpu):
+            took = torch.tensor([min(self._probe_s() for _ in range(_PROBES))])
+            self.paced = self._largest(took) > _PROBE_S
+        else:
+            self.paced = False
+
+    def _probe_s(self) -> float:
+        """Seconds for a long message to the next rank, while another comes from the one before."""
+        to, source = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        data = torch.zeros(_PROBE_NBYTES, dtype=torch.uint8)
+        with self.purpose("probe of the link"), self._moving():
+            dist.barrier(self.group)
+            start = time.perf_counter()
+            _wait([self._receive(torch.empty_like(data), source), self._send(data, to)])
+            return time.perf_counter() - start
+
+    def _largest(self, seconds: Tensor) -> float:
+        with self.purpose("probe of the link"), self._moving():
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self.group)
+        return seconds.item()
+
     def all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""
-        out = value.clone()
-        if self.world > 1 and value.numel():
-            with self._moving():
-                dist.all_reduce(out, op=op, group=self.group)
-            self.sent_nbytes += ring_nbytes(value.numel(), value.element_size(), self.world, self.rank)
-        return out
+        return self.start_all_reduce(value, op)()
+
+    def start_all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], Tensor]:
+        """Begins an all-reduce; what is returned waits for its end. Others may begin meanwhile, in the same order on all ranks."""
+        out = recycled.clone(value)
+        if self.world == 1 or not value.numel():
+            return lambda: out
+        with self._moving():
+            work = dist.all_reduce(out, op=op, group=self.group, async_op=True)
+        assert work is not None, "this rank is in the group"
+        self.sent_nbytes += ring_nbytes(value.numel(), value.element_size(), self.world, self.rank)
+        purpose = self._purpose
+
+        def end() -> Tensor:
+            with self.purpose(purpose), self._moving():
+                work.wait()
+            return out
+
+        return end
 
     def all_gather(self, numels: Sequence[int], own: Tensor, shape: torch.Size | None = None) -> list[Tensor]:
         """Every rank's tensor in rank order; rank r's has numels[r] elements. Each rank sends its own n - 1 times."""
@@ -88,11 +131,12 @@ class Wire:
         nbytes = [numel * size for numel in numels]
         self.sent_nbytes += sum(part.numel() for rank, part in enumerate(raw) if rank != self.rank)
         # The longest message decides, and it is the same on all ranks: each either sends or receives every shard.
-        paced = max(*(part.numel() for part in raw), *nbytes) >= _PACED_NBYTES and self._is_gloo(
-            raw[0].device
-        )
+        long = max(*(part.numel() for part in raw), *nbytes) >= _PACED_NBYTES
         with self._moving():
-            received = self._pairwise(raw, nbytes) if paced else self._at_once(raw, nbytes)
+            if long and self._is_gloo(raw[0].device):
+                received = self._pairwise(raw, nbytes) if self.paced else self._together(raw, nbytes)
+            else:
+                received = self._at_once(raw, nbytes)
         return [part.view(dtype) for part in received]
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
@@ -114,11 +158,21 @@ class Wire:
 
     def _at_once(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         """Short messages cost latency, not bandwidth: one operation for all."""
-        out = parts[0].new_empty(sum(nbytes))
+        out = recycled.empty(sum(nbytes), torch.uint8, parts[0].device)
         dist.all_to_all_single(
-            out, torch.cat(list(parts)), list(nbytes), [p.numel() for p in parts], group=self.group
+            out, recycled.join(parts), list(nbytes), [p.numel() for p in parts], group=self.group
         )
         return list(out.split(list(nbytes)))
+
+    def _together(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """All pairs at the same time, from where the parts lie."""
+        out = [recycled.empty(nbytes[rank], torch.uint8, parts[0].device) for rank in range(self.world)]
+        out[self.rank] = parts[self.rank]
+        ahead = [(self.rank + k) % self.world for k in range(1, self.world)]
+        works = [self._receive(out[rank], rank) for rank in reversed(ahead) if out[rank].numel()]
+        works += [self._send(parts[rank], rank) for rank in ahead if parts[rank].numel()]
+        _wait(works)
+        return out
 
     def _pairwise(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         """In round k rank r sends to r + k and receives from r - k, so that no two senders meet at one receiver.
@@ -126,7 +180,7 @@ class Wire:
         gloo's own all-to-all starts all pairs at once; they collide, and only 57-60 % of the link is used. The rounds
         stay in step through a one-byte token: a sender goes on when its receiver has everything.
         """
-        out = [parts[0].new_empty(nbytes[rank]) for rank in range(self.world)]
+        out = [recycled.empty(nbytes[rank], torch.uint8, parts[0].device) for rank in range(self.world)]
         out[self.rank] = parts[self.rank]
         for k in range(1, self.world):
             to, source = (self.rank + k) % self.world, (self.rank - k) % self.world
