@@ -286,6 +286,14 @@ void describe_the_wire(nb::module_& m) {
         "wire_fields", [] { return std::vector<Field>{TACIT_FIELDS(TACIT_FIELD)}; },
         "Name, offset and bytes of every field of the header.");
 #undef TACIT_FIELD
+#define TACIT_FIELD(type, name, letter) letter
+    m.attr("WIRE_ROWS_FORMAT") = "<" TACIT_ROWS_FIELDS(TACIT_FIELD);
+#undef TACIT_FIELD
+#define TACIT_FIELD(type, name, letter) {#name, offsetof(tacit_rows, name), sizeof(type)},
+    m.def(
+        "wire_rows_fields", [] { return std::vector<Field>{TACIT_ROWS_FIELDS(TACIT_FIELD)}; },
+        "Name, offset and bytes of every field behind the header of a packet of rows.");
+#undef TACIT_FIELD
 #define TACIT_NUMBERED(name, number, text) {text, number},
     m.def("wire_kinds", [] { return Numbered{TACIT_KINDS(TACIT_NUMBERED)}; }, "Kinds of packets.");
     m.def("wire_lanes", [] { return Numbered{TACIT_LANE_TYPES(TACIT_NUMBERED)}; }, "Lane types.");
@@ -305,6 +313,8 @@ void describe_the_wire(nb::module_& m) {
     m.attr("WIRE_MOST_RANKS") = int(TACIT_MOST_RANKS);
     m.attr("WIRE_MOST_SLOTS") = int(TACIT_MOST_SLOTS);
     m.attr("WIRE_MOST_PAYLOAD") = int(TACIT_MOST_PAYLOAD);
+    m.attr("WIRE_MOST_ROWS") = int(TACIT_MOST_ROWS);
+    m.attr("WIRE_ROWS_ACK") = int(TACIT_ROWS_ACK);
     m.def(
         "wire_bits",
         [](std::uint32_t lanes) { return std::pair(tacit_bits_up(lanes), tacit_bits_down(lanes)); },
@@ -312,6 +322,8 @@ void describe_the_wire(nb::module_& m) {
     m.def(
         "wire_elements", [](std::uint32_t lanes, std::uint32_t mtu) { return tacit_elements(lanes, mtu); },
         "lanes"_a, "mtu"_a, "Elements that fit into one packet both ways.");
+    m.def("wire_rows_room", &tacit_rows_room, "mtu"_a,
+          "Bytes of a message that fit into one packet of rows.");
 }
 
 // What both planes have. `stats` and `add_job` wait for packets in hand, without the GIL.

@@ -215,6 +215,13 @@ WIRE_FORMAT: str = '<BBIQBBBBHH'
 def wire_fields() -> list[tuple[str, int, int]]:
     """Name, offset and bytes of every field of the header."""
 
+WIRE_ROWS_FORMAT: str = '<IIII'
+
+def wire_rows_fields() -> list[tuple[str, int, int]]:
+    """
+    Name, offset and bytes of every field behind the header of a packet of rows.
+    """
+
 def wire_kinds() -> list[tuple[str, int]]:
     """Kinds of packets."""
 
@@ -245,6 +252,10 @@ WIRE_MOST_SLOTS: int = 32768
 
 WIRE_MOST_PAYLOAD: int = 8944
 
+WIRE_MOST_ROWS: int = 8928
+
+WIRE_ROWS_ACK: int = 1
+
 def wire_bits(lanes: int) -> tuple[int, int]:
     """
     Bits of an element on the way up and on the way down; 0, 0 for no lane type.
@@ -252,6 +263,9 @@ def wire_bits(lanes: int) -> tuple[int, int]:
 
 def wire_elements(lanes: int, mtu: int) -> int:
     """Elements that fit into one packet both ways."""
+
+def wire_rows_room(mtu: int) -> int:
+    """Bytes of a message that fit into one packet of rows."""
 
 class Plane:
     """The aggregator's user-space plane, without sockets."""

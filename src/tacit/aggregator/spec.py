@@ -38,6 +38,7 @@ from tacit.errors import ConfigError
 Address = tuple[str, int]  # IPv4 in dots, and a UDP port
 Answers = list[tuple[bytes, Address]]
 NO_TABLE = (0,) * 16
+NOBODY: Address = ("0.0.0.0", 0)  # where a member is that has not joined
 MOST_COUNTED = 255  # ranks in a result: `world` has 8 bits
 
 
@@ -47,12 +48,13 @@ class PlaneJob:
 
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
     `quorum` ranks are in it; by default that is all of them. `below`: its members are planes, which have so many ranks below
-    them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes.
+    them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes. `shards`: so
+    many members behind the ranks are in no sum; all members may send each other ROWS.
     """
 
     id: int
     cookie: int
-    members: tuple[Address, ...]  # by rank
+    members: tuple[Address, ...]  # the ranks, then the shards; NOBODY has not joined
     lanes: LaneType
     elements: int
     slots: range
@@ -60,15 +62,27 @@ class PlaneJob:
     quorum: int = 0
     below: int = 0
     upstream: "Upstream | None" = None
+    shards: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.id < MOST_JOBS:
             raise ConfigError(f"id={self.id}: a job's number is from 0 to {MOST_JOBS - 1}")
         if not 0 <= self.cookie < 2**64:
             raise ConfigError(f"cookie={self.cookie}: 64 bits, best from secrets.randbits(64)")
+        if not 0 <= self.shards <= MOST_RANKS:
+            raise ConfigError(f"shards={self.shards}: 0 to {MOST_RANKS - 1} behind the ranks of a job")
+        if self.shards and not 1 <= self.world <= len(self.members) <= MOST_RANKS:
+            raise ConfigError(
+                f"{self.world} ranks and {self.shards} shards: a job has 1 to {MOST_RANKS} members in all; start fewer shards"
+            )
         if not 1 <= self.world <= MOST_RANKS:
             raise ConfigError(
                 f"{self.world} members: a slot knows 1 to {MOST_RANKS} ranks; split the world into a tree of stars"
+            )
+        if self.shards and (self.below or self.upstream):
+            raise ConfigError(
+                f"shards={self.shards}: rows go through one aggregator, and this one has others above or below it; let the shards "
+                "be on the ranks"
             )
         if not 0 <= self.quorum <= self.world:
             raise ConfigError(f"quorum={self.quorum}: from 1 to the {self.world} ranks; 0 for all")
@@ -100,7 +114,8 @@ class PlaneJob:
 
     @property
     def world(self) -> int:
-        return len(self.members)
+        """Ranks, which are in its sums."""
+        return len(self.members) - self.shards
 
     @property
     def ranks(self) -> int:
