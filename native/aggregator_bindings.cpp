@@ -22,6 +22,7 @@
 
 #include "client.h"
 #include "plane.h"
+#include "row_flows.h"
 #include "slot.h"
 #include "udp_plane.h"
 #include "wire.h"
@@ -273,6 +274,81 @@ void bind_client(nb::module_& m) {
              "Figures since it was built.");
 }
 
+const char* const flow_outcome_names[] = {
+#define TACIT_OUTCOME(name, text) text,
+    TACIT_FLOW_OUTCOMES(TACIT_OUTCOME)
+#undef TACIT_OUTCOME
+};
+
+nb::dict flow_stats_to_python(const RowFlows& flows) {
+    const FlowStats stats = flows.stats();
+    nb::dict found;
+#define TACIT_COUNT(name) found[#name] = stats.name;
+    TACIT_FLOW_COUNTS(TACIT_COUNT)
+#undef TACIT_COUNT
+    found["round_trip_s"] = double(flows.round_trip_ns()) / 1e9;
+    return found;
+}
+
+void bind_row_flows(nb::module_& m) {
+    nb::class_<RowFlows>(m, "RowFlows", "A member's UDP socket to all others, through an aggregator.")
+        .def(
+            "__init__",
+            [](RowFlows* self, const Address& bind, int buffer_nbytes) {
+                new (self) RowFlows(from_python(bind), buffer_nbytes);
+            },
+            "bind"_a, "buffer_nbytes"_a)
+        .def(
+            "address", [](const RowFlows& self) { return to_python(self.address()); }, "Where it is bound.")
+        .def(
+            "start",
+            [](RowFlows& self, std::int64_t id, std::uint64_t cookie, std::int64_t world, std::int64_t lanes,
+               std::size_t members, std::size_t own, const Address& plane, std::size_t room_nbytes,
+               std::size_t window_nbytes, std::uint32_t first, bool segment) {
+                self.start({narrow<std::uint8_t>("id", id), narrow<std::uint8_t>("world", world),
+                            narrow<std::uint8_t>("lanes", lanes), cookie, members, own, from_python(plane),
+                            room_nbytes, window_nbytes, first, segment});
+            },
+            "id"_a, "cookie"_a, "world"_a, "lanes"_a, "members"_a, "own"_a, "plane"_a, "room_nbytes"_a,
+            "window_nbytes"_a, "first"_a, "segment"_a, "Is member `own` of this job from now on.")
+        .def(
+            "begin",
+            [](RowFlows& self, const std::vector<Bytes>& parts, const std::vector<WritableBytes>& rooms) {
+                std::vector<std::span<const std::uint8_t>> from;
+                std::vector<std::span<std::uint8_t>> to;
+                for (const auto& part : parts) from.emplace_back(part.data(), part.size());
+                for (const auto& room : rooms) to.emplace_back(room.data(), room.size());
+                nb::gil_scoped_release unlocked;
+                self.begin(std::move(from), std::move(to));
+            },
+            "parts"_a, "rooms"_a,
+            nb::sig("def begin(self, parts: list[numpy.typing.NDArray[numpy.uint8]], rooms: "
+                    "list[numpy.typing.NDArray[numpy.uint8]]) -> None"),
+            "The next exchange; the caller keeps all arrays until it is done or abandoned.")
+        .def(
+            "wait",
+            [](RowFlows& self, double slice_s) {
+                nb::gil_scoped_release unlocked;
+                return flow_outcome_names[std::size_t(self.wait(to_ns(slice_s)))];
+            },
+            "slice_s"_a, "The outcome of the exchange; 'running' if there is none in time.")
+        .def("abandon", &RowFlows::abandon, nb::call_guard<nb::gil_scoped_release>(),
+             "Gives the exchange up, and all later ones; the arrays are the caller's again.")
+        .def("close", &RowFlows::close, nb::call_guard<nb::gil_scoped_release>(),
+             "Ends the thread and frees the port. A second call does nothing.")
+        .def("here", &RowFlows::here, "By member, whether its message of this exchange has come.")
+        .def("acknowledged", &RowFlows::acknowledged, "By member, whether it has acknowledged ours.")
+        .def(
+            "mismatch",
+            [](const RowFlows& self) {
+                const auto found = self.mismatch();
+                return std::tuple(found[0], found[1], found[2]);
+            },
+            "Whose message has another length than expected here, its length, and the expected one.")
+        .def("stats", &flow_stats_to_python, nb::sig("def stats(self) -> dict[str, typing.Any]"),
+             "Figures since it was built.");
+}
+
 using Field = std::tuple<std::string, std::size_t, std::size_t>;
 using Numbered = std::vector<std::pair<std::string, int>>;
 using Names = std::vector<std::string>;
@@ -400,6 +476,7 @@ void tacit::bind_aggregator(nb::module_& m) {
     define_common<UdpPlane>(udp);
 
     bind_client(m);
+    bind_row_flows(m);
 
     // A port that is taken is Python's OSError, with its number.
     nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {

@@ -380,3 +380,44 @@ class AggregatorClient:
 
     def stats(self) -> dict[str, Any]:
         """Figures since it was built."""
+
+class RowFlows:
+    """A member's UDP socket to all others, through an aggregator."""
+
+    def __init__(self, bind: tuple[str, int], buffer_nbytes: int) -> None: ...
+
+    def address(self) -> tuple[str, int]:
+        """Where it is bound."""
+
+    def start(self, id: int, cookie: int, world: int, lanes: int, members: int, own: int, plane: tuple[str, int], room_nbytes: int, window_nbytes: int, first: int, segment: bool) -> None:
+        """Is member `own` of this job from now on."""
+
+    def begin(self, parts: list[numpy.typing.NDArray[numpy.uint8]], rooms: list[numpy.typing.NDArray[numpy.uint8]]) -> None:
+        """
+        The next exchange; the caller keeps all arrays until it is done or abandoned.
+        """
+
+    def wait(self, slice_s: float) -> str:
+        """The outcome of the exchange; 'running' if there is none in time."""
+
+    def abandon(self) -> None:
+        """
+        Gives the exchange up, and all later ones; the arrays are the caller's again.
+        """
+
+    def close(self) -> None:
+        """Ends the thread and frees the port. A second call does nothing."""
+
+    def here(self) -> list[bool]:
+        """By member, whether its message of this exchange has come."""
+
+    def acknowledged(self) -> list[bool]:
+        """By member, whether it has acknowledged ours."""
+
+    def mismatch(self) -> tuple[int, int, int]:
+        """
+        Whose message has another length than expected here, its length, and the expected one.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """Figures since it was built."""

@@ -15,6 +15,7 @@ from tacit.rows.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowAdagrad, RowO
 from tacit.rows.store import PendingRows, Store
 from tacit.rows.table import Table
 from tacit.rows.tables import Tables
+from tacit.rows.through import Through
 from tacit.rows.traffic import RowTraffic
 from tacit.rows.values import Normal, Uniform
 
@@ -34,6 +35,7 @@ __all__ = [
     "Store",
     "Table",
     "Tables",
+    "Through",
     "Uniform",
     "shard",
 ]

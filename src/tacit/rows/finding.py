@@ -11,9 +11,10 @@ from tacit.rows.adding import RULES
 from tacit.rows.hot import Hot
 from tacit.rows.modules import Sharded, ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Kind, owners_of
+from tacit.rows.owners import Kind, owners_of, timeout_of
 from tacit.rows.table import DTYPES, Table
 from tacit.rows.tables import Tables
+from tacit.rows.through import Through
 from tacit.rows.values import NORMAL, Normal, Uniform
 
 Plain = nn.Embedding | nn.EmbeddingBag
@@ -28,6 +29,7 @@ def shard(
     keys: Callable[..., Ids] | None = None,
     adding: str | None = None,
     hot: Hot | None = None,
+    through: Through | str | None = None,
     init: Normal | Uniform | None = None,
     unbounded: Collection[str] = (),
     seed: int = 0,
@@ -47,6 +49,7 @@ def shard(
             exchange; without it each module makes its own, unless `tables.pull` is called before.
         adding: how owners add gradients: "rank order", or "exact", the same bits in any order; left out, "exact" with hot rows.
         hot: rows that many ranks touch are copied to all ranks, if that pays; None for none.
+        through: the aggregator that passes rows on between ranks, or its address; None for the process group.
         init: the first values of rows of tables on the meta device; None for Normal(1.0), as nn.Embedding.
         unbounded: names of tables on the meta device that take any 64-bit integer as a key.
         seed: of first values.
@@ -70,6 +73,9 @@ def shard(
         _check_options(model, optimizer, adding)
         if hot is not None:
             hot.check(adding, owners.world)
+        path = Through(through) if isinstance(through, str) else through
+        if path is not None:
+            path.check(owners.world)
         found = _found(model, tables)
         values = [
             _table(name, modules[0], init or NORMAL, name in unbounded, seed)
@@ -79,8 +85,10 @@ def shard(
             raise ConfigError(
                 f"unbounded={strangers[0]!r} is no table that is sharded; the tables are {', '.join(found)}"
             )
-    about = [str(each) for each in values], str(optimizer), adding, hot.about if hot else None
+    about = [str(each) for each in values], str(optimizer), adding, hot.about if hot else None, path.about if path else None
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
+    if path is not None and owners.wire is not None:
+        owners.link = path.open(owners.wire, timeout_of(owners.wire.group))
     owners.numbers = 2 * len(values)
     modules: dict[str, list[Sharded]] = {}
     made = Tables(values, owners, optimizer, adding, modules, hot)

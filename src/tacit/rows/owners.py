@@ -23,6 +23,7 @@ from tacit.errors import ConfigError
 from tacit.requests import seed_of
 from tacit.rows.traffic import RowTraffic
 from tacit.transports.process_group import Wire
+from tacit.transports.row_link import RowLink
 
 _FIXED = 3  # numbers of a header before those of the tables
 
@@ -57,6 +58,7 @@ class Owners:
 
     wire: Wire | None  # None: a world of one
     traffic: RowTraffic = field(default_factory=RowTraffic)
+    link: RowLink | None = None  # through an aggregator; None: rows take the process group
     exchanges: int = 0
     numbers: int = (
         0  # of a header, beside the fixed ones: the same in every exchange, so that a stray one is understood
@@ -94,6 +96,9 @@ class Owners:
 
     def close(self) -> None:
         """Frees the process group; safe to call twice."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
         if self.wire is not None:
             dist.destroy_process_group(self.wire.group)
             self.wire = None
@@ -130,7 +135,7 @@ class Owners:
             return list(parts)
         before = self.wire.sent_nbytes
         with self.wire.purpose("transfer of rows"):
-            received = self.wire.all_to_all(parts, numels)
+            received = (self.link or self.wire).all_to_all(parts, numels)
         sent = self.wire.sent_nbytes - before
         setattr(self.traffic, counter, getattr(self.traffic, counter) + sent)
         return received

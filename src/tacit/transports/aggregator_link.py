@@ -25,7 +25,6 @@ at the very first join, and a warning ever after.
 
 import logging
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError, TacitError, TransportError
 from tacit.transports import Wire
 from tacit.transports.aggregator_seat import GoneError, Seat, ranks_text
+from tacit.transports.beside import group_beside, name_for
 
 log = logging.getLogger("tacit")
 
@@ -104,8 +104,8 @@ class AggregatorLink:
         self._wire, self._control, self._secret = wire, control, secret
         self._patience_s, self._mtu, self._slots = patience_s, mtu, slots
         self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
-        self._meeting = _group_beside(wire.group, timeout)
-        self._run = self._agree_on_a_name()
+        self._meeting = group_beside(wire.group, timeout)
+        self._run = name_for(self._meeting)
         self._rack = self._find_rack()
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(f"tacit/star/{self._run}", store)
@@ -627,21 +627,6 @@ class AggregatorLink:
                 f"the aggregator of this rank adds for {membership.job_ranks} of {self._wire.world} ranks: start the racks' "
                 f"aggregators with --parent and --rack, below one that adds their sums"
             )
-
-    def _agree_on_a_name(self) -> str:
-        """Of this run: rank 0's choice, so that two runs with one aggregator never meet in one job."""
-        name = torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8)
-        dist.broadcast(name, group_src=0, group=self._meeting)
-        return bytes(name.tolist()).hex()
-
-
-def _group_beside(group: dist.ProcessGroup, timeout: timedelta | None) -> dist.ProcessGroup:
-    """The same ranks, on the CPU: what is sent there waits for nothing that `group` is doing."""
-    ranks = dist.get_process_group_ranks(group)
-    whole = len(ranks) == dist.get_world_size()
-    made = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=not whole)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
 
 
 def _close(seats: dict[Kind, Seat]) -> None:

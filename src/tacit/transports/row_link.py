@@ -1,0 +1,473 @@
+"""One rank's way to all others through the aggregator, and round it while it is gone: `Wire.all_to_all` with one socket a rank.
+
+Exchanges are numbered, alike on all ranks. As long as the aggregator answers, they cost the process group nothing.
+
+**Gone.** Number k is over on a rank when it has everything, and everything it sent has arrived: so nobody is ahead by more than one
+number, and who has finished k is needed for k by nobody. A rank that finds the aggregator gone (silent, restarted, its control
+connection broken, full packets lost) reports it in torch's store. A thread on every rank watches the store, since a rank may
+stand in a collective elsewhere that waits for one which still lacks rows. The threads then meet, over a process group of their
+own: who has finished which number, and who has what of the oldest one that is not finished? What is missing of it is sent there. From
+the next number on, the process group moves rows: the same bytes, so the same training.
+
+**Back.** Rank 0's thread knocks at control now and then, less and less often. If it answers, all ranks' threads join a new job and
+test it while training goes on. Every few numbers the ranks vote whether all of them are in; from the number at which they are, rows
+take the aggregator again.
+
+**Late.** A rank that does not come is waited for, named in a warning after a while, and in an error at the process group's time-out.
+
+**At the start** the same holds: an aggregator that is not there, or refuses the job, is named in one warning.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit import recycled
+from tacit.aggregator.addresses import address_text
+from tacit.aggregator.client.control_client import AbsentError, knock
+from tacit.aggregator.wire import MOST_RANKS
+from tacit.errors import PairingError, TacitError, TransportError
+from tacit.transports.aggregator_seat import GoneError, ranks_text
+from tacit.transports.beside import group_beside, name_for
+from tacit.transports.process_group import Wire
+from tacit.transports.row_seat import RowPath, RowSeat, take_row_seat
+
+log = logging.getLogger("tacit")
+
+_POLL_S = 0.2  # between two looks at the store
+_GREETING_S = 1.0
+_TRY_S, _LONGEST_TRY_S = 0.5, 60.0  # between two attempts to return; doubled with each
+_STEADY_S = 60.0  # in use for so long: the next attempt is early again
+_ATTEMPT_S = 10.0  # by then all ranks have joined, or will not
+_EVERY = 16  # numbers from one vote to the next, while the aggregator is gone
+_GOSSIP_S = 1.0  # control reports within this who is lost
+_FAREWELL_S = 2.0
+
+
+@dataclass(slots=True)
+class RowExchange:
+    """One number: what goes to each rank, and where what it has for this one comes to."""
+
+    parts: Sequence[Tensor]
+    rooms: Sequence[Tensor]
+    here: list[bool] = field(default_factory=list)  # by rank, once the aggregator is gone
+    handed: bool = False  # the rest has come over the process group
+
+
+class RowLink:
+    """Opened by all ranks together. `all_to_all` is for one thread; `close` ends the watch and leaves the job."""
+
+    def __init__(
+        self, wire: Wire, path: RowPath, *, patience_s: float = 10.0, timeout: timedelta | None = None
+    ) -> None:
+        if wire.world > MOST_RANKS:
+            raise PairingError(
+                f"{wire.world} ranks at one aggregator: it passes rows on for at most {MOST_RANKS}; leave through= out"
+            )
+        self._wire, self._path, self._patience_s = wire, path, patience_s
+        self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
+        self._meeting = group_beside(wire.group, timeout)
+        self._run = name_for(self._meeting)
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.distributed_c10d.PrefixStore(f"tacit/rows/{self._run}", store)
+        self.through = self.round_about = 0  # exchanges that took either way
+        self.changes = 0  # how often the aggregator went, or came back
+
+        self._state = threading.Condition()  # guards what both threads touch, below
+        self._using = True  # as all ranks have agreed
+        self._down = False  # somebody reported that it should not be
+        self._inside = False  # the caller's thread uses the aggregator
+        self._number = self._finished = 0
+        self._group_from = 0  # the first number that the process group moves, as the last meeting has found
+        self._waiting: RowExchange | None = None  # the caller's thread, for this one
+        self._error: TacitError | None = None
+        self._seat: RowSeat | None = None
+        self._why = ""
+        self._age = self._attempt = 0  # the attempt in use, and the newest that this rank knows of
+        self._ready: RowSeat | None = None  # a place that was taken in it, not yet in use
+        self._since = time.monotonic()  # the aggregator is in use
+        self._try_s, self._next_try, self._tried = _TRY_S, 0.0, 0.0
+        self._warned: set[str] = set()
+        self._closing = False
+        self._open()
+        self._thread = threading.Thread(target=self._watch, name="tacit-row-link", daemon=True)
+        self._thread.start()
+
+    # ---- the caller's thread ----
+
+    def all_to_all(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor]:
+        """parts[r] goes to rank r; back comes what every rank had for this one, numels[r] elements from rank r."""
+        with self._state:
+            self._raise()
+            self._number += 1
+            # Not in the first one after a meeting: ranks that had begun it before do not know of a vote there.
+            after = not self._using and self._number > self._group_from
+        if after and self._number % _EVERY == 0:
+            self._vote()
+        received = self._through(parts, numels) if self._using else None
+        if received is None:
+            received = self._wire.all_to_all(parts, numels)
+            with self._state:
+                self._finished = self._number
+                self.round_about += 1
+        return received
+
+    def _through(self, parts: Sequence[Tensor], numels: Sequence[int]) -> list[Tensor] | None:
+        """What the aggregator brings, or other ranks send again; None if the process group has to move all of it."""
+        exchange = self._exchange(parts, numels)
+        done = False
+        with self._state:
+            self._waiting, self._inside = exchange, not self._down
+        try:
+            if self._inside:
+                self._move(exchange)
+                done = True
+        except GoneError as gone:
+            if not self._down:
+                self._say_down(str(gone))
+        finally:
+            with self._state:
+                self._inside = False
+                if done:
+                    self._end(exchange)
+                self._state.notify_all()
+        with self._state:
+            self._state.wait_for(lambda: done or not self._using or self._error or self._closing)
+            if not done:
+                self._raise()
+            self._waiting = None
+        if not done and not exchange.handed:
+            return None
+        device, dtype = parts[0].device, parts[0].dtype
+        found = [room.view(dtype).to(device) for room in exchange.rooms]
+        found[self._wire.rank] = parts[self._wire.rank]
+        return found
+
+    def _exchange(self, parts: Sequence[Tensor], numels: Sequence[int]) -> RowExchange:
+        own, size, cpu = self._wire.rank, parts[0].element_size(), torch.device("cpu")
+        raw = [part.cpu().contiguous().view(torch.uint8).view(-1) for part in parts]
+        nbytes = [0 if rank == own else numel * size for rank, numel in enumerate(numels)]
+        raw[own] = raw[own][:0]
+        return RowExchange(raw, [recycled.empty(n, torch.uint8, cpu) for n in nbytes])
+
+    def _move(self, exchange: RowExchange) -> None:
+        seat, named = self._seat, False
+        assert seat is not None, "the aggregator is in use"
+
+        def late(waited_s: float) -> None:
+            nonlocal named
+            if waited_s <= min(self._patience_s, self._timeout_s):
+                return
+            sentence = (
+                f"rank {self._wire.rank} has waited {waited_s:.0f} s for rows of {ranks_text(seat.lacking())}"
+            )
+            if waited_s > self._timeout_s:
+                raise TransportError(f"{sentence}; restart all ranks from the last checkpoint")
+            if not named:
+                named = True
+                log.warning("%s; still waiting", sentence)
+
+        parts, rooms = ([each.numpy() for each in side] for side in (exchange.parts, exchange.rooms))
+        try:
+            seat.exchange(parts, rooms, check=self._check, late=late)
+        finally:
+            exchange.here = seat.socket.here
+            self._wire.sent_nbytes += seat.count_nbytes()
+
+    def _end(self, exchange: RowExchange) -> None:
+        self._finished, self._waiting = self._number, None
+        self.through += 1
+
+    def _check(self) -> None:
+        self._raise()
+        if self._down:
+            raise GoneError("another rank lost it")
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise TransportError("the way to the aggregator was closed; shard the tables again to go on")
+
+    # ---- at the start ----
+
+    def _open(self) -> None:
+        """All ranks join, or none uses the aggregator."""
+        why = self._try_seat(self._age)
+        reasons: list[str | None] = [None] * self._wire.world
+        dist.all_gather_object(reasons, why, group=self._meeting)
+        failed = [f"rank {rank}: {each}" if rank else each for rank, each in enumerate(reasons) if each]
+        if not failed:
+            self._seat, self._ready = self._ready, None
+            return
+        self._drop_ready()
+        self._using, self._next_try = False, time.monotonic() + self._try_s
+        self._warn(
+            f"the aggregator at {self._where} does not pass rows on for this run yet ({failed[0]}); the process group moves them, and it is tried "
+            f"again every {_LONGEST_TRY_S:g} s or sooner",
+            failed[0],
+        )
+
+    def _try_seat(self, age: int) -> str:
+        """Takes this rank's place in job `age`, not yet in use; why there is none, otherwise."""
+        try:
+            seat = take_row_seat(
+                self._path,
+                f"{self._run}/{age}",
+                self._wire.rank,
+                self._wire.world,
+                timeout_s=self._timeout_s,
+                wanted=lambda: not (self._closing or self._error),
+                check=self._raise,
+            )
+        except Exception as cause:  # whatever it is, training is fine without the aggregator
+            return str(cause) or type(cause).__name__
+        with self._state:
+            self._ready = seat
+        return ""
+
+    # ---- gone ----
+
+    def _say_down(self, why: str) -> None:
+        with suppress(RuntimeError):  # if the store is gone too, the meeting will show it
+            self._store.set(f"down/{self._age}", why)
+        with self._state:
+            self._down, self._why = True, why
+            self._state.notify_all()
+
+    def _said_down(self) -> bool:
+        with self._state:  # together: the key of an age that is over is void for this one
+            using, key = self._using, f"down/{self._age}"
+        try:
+            if not using or not self._store.check([key]):
+                return False
+            self._why = self._why or self._store.get(key).decode()
+            return True
+        except RuntimeError:  # its host is rank 0's, or the launcher's: the process group notices that itself
+            return False
+
+    def _watch(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(
+                    lambda: self._closing or self._error or (self._down and self._using), _POLL_S
+                )
+                if self._closing or self._error:
+                    return
+                down, seat = self._down and self._using, self._seat
+            try:
+                if self._using and not down and seat is not None and not seat.membership.alive:
+                    self._say_down(seat.membership.why)
+                    down = True
+                if down or self._said_down():
+                    self._meet()
+                elif not self._using:
+                    self._seek_return()
+            except Exception as cause:
+                error = (
+                    cause
+                    if isinstance(cause, TacitError)
+                    else self._wire.lost("meeting about the aggregator", cause)
+                )
+                with self._state:
+                    self._error = error
+                    self._state.notify_all()
+                return
+
+    def _meet(self) -> None:
+        """All ranks' watches come here. When they part, no rank lacks rows of a number that another has finished, and none uses the
+        aggregator."""
+        with self._state:
+            self._down = True
+            self._state.wait_for(lambda: not self._inside)
+            if self._error:
+                return
+            finished, waiting = self._finished, self._waiting
+        with suppress(RuntimeError):  # whatever brought this rank here, the others have to come too
+            self._store.set(f"down/{self._age}", self._why)
+        here = (waiting.here if waiting else []) or [False] * self._wire.world
+        # From each to each, not round a ring: every rank has to notice one that is dead, not only its neighbours.
+        own = torch.tensor([finished, *here]).repeat(self._wire.world)
+        notes = torch.empty_like(own)
+        dist.all_to_all_single(notes, own, group=self._meeting)
+        table = notes.view(self._wire.world, -1)
+        have = table[:, 0].tolist()
+        if max(have) - min(have) > 1:
+            raise TransportError(
+                f"exchange {min(have) + 1} of rows cannot be had again; restart all ranks from the last checkpoint"
+            )
+        if min(have) < max(have):
+            self._hand_over(waiting, [number < max(have) for number in have], table[:, 1:].bool().tolist())
+        with self._state:
+            seat, self._seat = self._seat, None
+            self._using = False
+            self._finished = self._group_from = max(have)
+            self._group_from += 1
+            steady = time.monotonic() - self._since > _STEADY_S
+            self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_TRY_S)
+            self._next_try = time.monotonic() + self._try_s
+            self.changes += 1
+            self._state.notify_all()
+        self._warn(
+            f"the aggregator at {self._where} is gone ({self._why}); the process group moves rows from exchange {self._group_from} on, until it is back",
+            self._why,
+        )
+        if seat is not None:
+            seat.close()
+
+    def _hand_over(
+        self, waiting: RowExchange | None, behind: Sequence[bool], here: Sequence[Sequence[bool]]
+    ) -> None:
+        """What ranks that are `behind` lack of the number that others have finished; here[r][s]: rank r has the part of rank s."""
+        own = self._wire.rank
+        sends = [behind[to] and not here[to][own] and to != own for to in range(self._wire.world)]
+        if not behind[own] and any(sends):
+            raise TransportError(
+                f"{ranks_text([to for to, lacks in enumerate(sends) if lacks])} lacks rows that rank {own} has been told had arrived; "
+                f"restart all ranks from the last checkpoint"
+            )
+        nothing = torch.empty(0, dtype=torch.uint8)
+        parts, rooms = [nothing] * self._wire.world, [nothing] * self._wire.world
+        if behind[own]:
+            assert waiting is not None, "another rank has finished it, so this one has begun it"
+            parts = [part if sends[to] else nothing for to, part in enumerate(waiting.parts)]
+            rooms = [nothing if here[own][source] else room for source, room in enumerate(waiting.rooms)]
+        nbytes = [room.numel() for room in rooms]
+        received = torch.empty(sum(nbytes), dtype=torch.uint8)
+        dist.all_to_all_single(
+            received, torch.cat(parts), nbytes, [part.numel() for part in parts], group=self._meeting
+        )
+        for room, part in zip(rooms, received.split(nbytes), strict=True):
+            room.copy_(part)
+        if behind[own] and waiting is not None:
+            self._wire.sent_nbytes += sum(part.numel() for part in parts)
+            waiting.handed = True
+
+    # ---- and back ----
+
+    def _vote(self) -> None:
+        """The aggregator moves rows from this number on if all ranks have places in the same job."""
+        with self._state:
+            offered, self._ready = self._ready, None
+            attempt = self._attempt if offered and offered.membership.alive else 0
+        votes = torch.tensor([attempt, -attempt])
+        try:
+            dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._meeting)
+        except RuntimeError as cause:
+            raise self._wire.lost("vote about the aggregator", cause) from cause
+        agreed = bool(votes[0] and votes[0] == -votes[1])
+        with self._state:
+            if agreed:
+                self._seat, offered = offered, None
+                self._age, self._since = attempt, time.monotonic()
+                self._using, self._down, self._why = True, False, ""
+                self.changes += 1
+            elif attempt and self._ready is None and time.monotonic() - self._tried < _ATTEMPT_S:
+                self._ready, offered = offered, None  # others may still join
+        if offered is not None:
+            offered.close()
+        if agreed:
+            self._warn(
+                f"the aggregator at {self._where} is back; it passes rows on from exchange {self._number} on",
+                "it is back",
+            )
+
+    def _seek_return(self) -> None:
+        """By the watch: training goes on meanwhile."""
+        with suppress(RuntimeError):  # of the store: if its host is gone, the process group notices that
+            if self._wire.rank == 0:
+                self._lead_attempt()
+            else:
+                self._follow_attempt()
+
+    def _lead_attempt(self) -> None:
+        now = time.monotonic()
+        if now < self._next_try or (self._ready is not None and self._ready.membership.alive):
+            return
+        self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
+        self._next_try = now + max(self._try_s, _ATTEMPT_S if self._ready else 0.0)
+        try:
+            knock(self._path.control, self._path.secret, _GREETING_S)
+        except AbsentError:
+            return
+        except Exception as cause:  # whatever it is, training is fine without the aggregator
+            self._warn_of_attempt(str(cause) or type(cause).__name__)
+            return
+        self._store.set(f"try/{self._attempt + 1}", "")  # if that fails, the number is not used up
+        self._take_part(self._attempt + 1)
+
+    def _follow_attempt(self) -> None:
+        newest = self._attempt
+        while self._store.check([f"try/{newest + 1}"]):  # more than one, if this rank was not there for long
+            newest += 1
+        if newest > self._attempt:
+            self._take_part(newest)
+
+    def _take_part(self, attempt: int) -> None:
+        self._drop_ready()
+        with self._state:
+            self._attempt, self._tried = attempt, time.monotonic()
+        if why := self._try_seat(attempt):
+            self._warn_of_attempt(why)
+
+    def _warn_of_attempt(self, why: str) -> None:
+        self._warn(
+            f"the aggregator at {self._where} does not pass rows on for this run yet ({why}); the process group goes on",
+            why,
+        )
+
+    def _drop_ready(self) -> None:
+        with self._state:
+            seat, self._ready = self._ready, None
+        if seat is not None:
+            seat.close()
+
+    def _warn(self, sentence: str, reason: str) -> None:
+        """A warning of rank 0; INFO on the others, and for a reason that was warned of."""
+        new = reason not in self._warned and len(self._warned) < 8
+        self._warned.add(reason)
+        log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
+
+    # ---- for the wire ----
+
+    @property
+    def _where(self) -> str:
+        return address_text(self._path.control)
+
+    def lost(self) -> tuple[int, ...]:
+        """Ranks that control has lost; it may take a moment to know."""
+        deadline = time.monotonic() + _GOSSIP_S
+        while (seat := self._seat) and not seat.membership.lost and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return seat.membership.lost if seat else ()
+
+    def close(self) -> None:
+        """Waits a moment for the others: one may lack our last acknowledgement, and have nobody but us to get it from."""
+        if self._error is None:
+            self._wait_for_the_others()
+        with self._state:
+            self._closing = True
+            self._state.notify_all()
+        self._thread.join(2.0)  # unless it stands in a meeting that nobody comes to
+        self._drop_ready()
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            seat.close()
+        if dist.is_initialized():
+            dist.destroy_process_group(self._meeting)
+
+    def _wait_for_the_others(self) -> None:
+        deadline = time.monotonic() + _FAREWELL_S
+        with suppress(RuntimeError):  # the store may have gone with its host
+            self._store.set(f"done/{self._wire.rank}", "")
+            everybody: Sequence[str] = [f"done/{rank}" for rank in range(self._wire.world)]
+            while not self._store.check(everybody) and self._error is None and time.monotonic() < deadline:
+                time.sleep(0.01)
