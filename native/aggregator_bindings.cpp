@@ -127,10 +127,11 @@ template <class SomePlane>
 void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
              std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
              std::int64_t quorum, nb::bytes table, std::int64_t below,
-             const std::optional<Upstream>& upstream) {
+             const std::optional<Upstream>& upstream, std::int64_t shards) {
     Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
     job.terms.below = narrow<std::uint8_t>("below", below);
     job.terms.upward = upstream.has_value();
+    job.shards = narrow<std::uint8_t>("shards", shards);
     if (upstream) {
         job.above = from_python(*upstream);
         job.segment_above = std::get<bool>(*upstream);
@@ -408,6 +409,7 @@ void define_common(Class& plane) {
     plane
         .def("add_job", &add_job<SomePlane>, "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a,
              "first_slot"_a, "slots"_a, "quorum"_a, "table"_a, "below"_a = 0, "upstream"_a = nb::none(),
+             "shards"_a = 0,
              "Packets of the job are summed from now on; ValueError if it contradicts itself or another job.")
         .def("remove_job", &SomePlane::remove_job, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Forgets the job and its sums; its packets are answered with 'unknown'.")
@@ -427,7 +429,7 @@ void define_common(Class& plane) {
                 return stats_to_python(found);
             },
             "id"_a, nb::sig("def stats(self, id: int) -> dict[str, typing.Any]"),
-            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.");
+            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.");
 }
 
 }  // namespace

@@ -280,7 +280,7 @@ class Plane:
         How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
         """
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -296,7 +296,7 @@ class Plane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
         """
 
 class UdpPlane:
@@ -324,7 +324,7 @@ class UdpPlane:
     def now_ns() -> int:
         """The clock of `last_ns`."""
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -340,7 +340,7 @@ class UdpPlane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
         """
 
 class AggregatorClient:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """`missing`: unfinished chunks that wait for this rank."""
+    """Of a rank, or of a shard. `missing`: unfinished chunks that wait for it."""
 
     packets: int
     idle_s: float | None  # since its last packet; None: there was none
@@ -21,7 +21,7 @@ class JobStats:
     received_nbytes: int
     answered_nbytes: int
     unfinished: int  # chunks that wait for somebody
-    ranks: tuple[RankStats, ...]
+    ranks: tuple[RankStats, ...]  # and the shards, behind them
     above: int = 0  # of the unfinished, those that have all ranks and wait for the parent
 
     @property
