@@ -1,4 +1,4 @@
-"""A plane for rows alone, in Python, as bad as the test likes: it loses, repeats and reorders packets by seed, or falls silent."""
+"""The specification of a plane on a real socket, as bad as the test likes: it loses, repeats and reorders packets by seed, or falls silent."""
 
 import select
 import socket
@@ -14,15 +14,15 @@ from aggregator.clients import some_job
 from aggregator.relay import HERE
 
 from tacit.aggregator.client.row_stack import Bytes, RowsOutcome, RowSocket
-from tacit.aggregator.spec import Address, PlaneJob
-from tacit.aggregator.wire import HEADER, ROWS_ACK, ROWS_HEADER, Header, PacketKind, RowsHeader, rows_room
+from tacit.aggregator.spec import Address, Plane, PlaneJob
+from tacit.aggregator.wire import ROWS_ACK, Header, PacketKind, RowsHeader, rows_room
 
 LONG_S = 60.0  # where a few are enough
 
 
 class RowSwitch:
     """`loss` and `repeats` are chances; `reorders` is the chance that a packet is held back until two others have passed.
-    `most_nbytes`: longer packets are lost. `restarted`: it knows no job any more. `most_on_the_way` are packets from a sender to a
+    `most_nbytes`: longer packets are lost. `most_on_the_way` are packets from a sender to a
     receiver that had not acknowledged them, as seen here, if packets are numbered from 0."""
 
     def __init__(
@@ -34,8 +34,10 @@ class RowSwitch:
         repeats: float = 0.0,
         reorders: float = 0.0,
     ) -> None:
-        self.job, self.loss, self.repeats, self.reorders = job, loss, repeats, reorders
-        self.cut, self.restarted, self.most_nbytes = False, False, 1 << 16
+        self.plane = Plane(slots=64)
+        self.plane.add_job(job)
+        self.loss, self.repeats, self.reorders = loss, repeats, reorders
+        self.cut, self.most_nbytes = False, 1 << 16
         self.dropped = self.passed = 0
         self.most_on_the_way: Counter[tuple[int, int]] = Counter()
         self._acknowledged: dict[tuple[int, int], int] = {}
@@ -72,33 +74,18 @@ class RowSwitch:
                 self._release(0)
 
     def _take(self, packet: bytes, source: Address) -> None:
-        header = Header.of(packet)
-        if self.cut or len(packet) > self.most_nbytes:
-            self.dropped += 1
-        elif self.restarted:
-            self._socket.sendto(header._replace(kind=PacketKind.UNKNOWN, nbytes=0).bytes(), source)
-        elif header.kind == PacketKind.PROBE:
-            assert (header.world, header.lanes) == (self.job.world, self.job.lanes)
-            self._socket.sendto(header._replace(kind=PacketKind.ECHO).bytes(), source)
-        else:
-            self._forward(header, packet, source)
-
-    def _forward(self, header: Header, packet: bytes, source: Address) -> None:
-        assert header.kind == PacketKind.ROWS and header.cookie == self.job.cookie
-        assert len(packet) == HEADER.size + ROWS_HEADER.size + header.nbytes
-        assert source == self.job.members[header.rank] and header.world != header.rank
-        assert not (header.lanes & ROWS_ACK and header.nbytes)
-        self._note(header, RowsHeader.of(packet))
-        if self._random.random() < self.loss:
+        if self.cut or len(packet) > self.most_nbytes or self._random.random() < self.loss:
             self.dropped += 1
             return
-        to = self.job.members[header.world]
-        if self._random.random() < self.reorders:
-            self._held.append((packet, to))
-            return
-        for _ in range(1 + (self._random.random() < self.repeats)):
-            self._pass(packet, to)
-        self._release(2)
+        if Header.of(packet).kind == PacketKind.ROWS:
+            self._note(Header.of(packet), RowsHeader.of(packet))
+        for answer, to in self.plane.receive(packet, source):
+            if self._random.random() < self.reorders:
+                self._held.append((answer, to))
+                continue
+            for _ in range(1 + (self._random.random() < self.repeats)):
+                self._pass(answer, to)
+            self._release(2)
 
     def _note(self, header: Header, rows: RowsHeader) -> None:
         """What is on its way between two acknowledgements."""

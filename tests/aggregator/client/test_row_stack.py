@@ -23,6 +23,7 @@ def test_every_message_comes_once_and_whole_whatever_the_path_does(loss, seed):
                 sent = team.messages(nbytes, even=False)
                 assert same(sent, team.exchange(sent))
         stats = [each.stats for each in team.sockets]
+    assert set(path.plane.counts) <= {"forwarded", "echoed"}
     assert all(each.exchanges == 18 and each.foreign == each.unsent == 0 for each in stats)
     again = sum(each.repaired + each.timeouts for each in stats)
     if loss:
@@ -115,7 +116,7 @@ def test_a_plane_that_has_forgotten_the_job_is_noticed():
     with members(2) as (team, path):
         sent = team.messages(10)
         assert same(sent, team.exchange(sent))
-        path.restarted = True
+        path.plane.remove_job(some_job().id)
         for own, each in enumerate(team.sockets):
             each.begin(sent[own], team.rooms(sent, own))
             assert each.wait(30.0) is RowsOutcome.UNKNOWN
