@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.control_client import ControlClient, RefusedError
+from tacit.aggregator.naming import members_text
 from tacit.aggregator.spec import NO_TABLE, NOBODY, Address, PlaneJob
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.authentication import Message
@@ -144,7 +145,8 @@ class Membership:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 <= rank < terms.members:
-            raise ConfigError(f"rank={rank}: the ranks of job {terms.name!r} are 0 to {terms.members - 1}")
+            noun = "members" if terms.shards else "ranks"
+            raise ConfigError(f"rank={rank}: the {noun} of job {terms.name!r} are 0 to {terms.members - 1}")
         if not 1 <= own_port <= 65535:
             raise ConfigError(f"own_port={own_port}: bind the rank's UDP socket before it joins")
         self.terms, self.rank = terms, rank
@@ -174,7 +176,7 @@ class Membership:
                 "same tacit there and here"
             )
         self.lease_s: float = grant["lease_s"]
-        self._why = ""
+        self._why, self._well = "", False
         self._lost: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._missing: tuple[int, dict[int, int]] = (0, {})  # number of the question, and the answer
@@ -197,13 +199,18 @@ class Membership:
         return self._why
 
     @property
+    def well(self) -> bool:
+        """Whether it does not because all of its ranks have left: what a shard waits for."""
+        return self._well
+
+    @property
     def lost(self) -> tuple[int, ...]:
-        """Ranks that vanished."""
+        """Ranks and shards that vanished."""
         return self._lost
 
     @property
     def left(self) -> tuple[int, ...]:
-        """Ranks that have finished and left. Sums to which they contributed can still be requested."""
+        """Ranks and shards that have finished and left. Sums to which they contributed can still be requested."""
         return self._left
 
     def missing(self, timeout_s: float = 1.0) -> dict[int, int]:
@@ -235,7 +242,8 @@ class Membership:
                     with contextlib.suppress(OSError):
                         self._client.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
                 finally:
-                    self._why = f"rank {self.rank} has left job {self.terms.name!r}"
+                    own = members_text([self.rank], self.terms.world)
+                    self._why = f"{own} has left job {self.terms.name!r}"
             self._news.notify_all()
         self._client.hang_up()
         if threading.current_thread() is not self._thread:
@@ -290,6 +298,7 @@ class Membership:
                 self._missing_racks = {int(rack): chunks for rack, chunks in message.get("racks", {}).items()}
             self._news.notify_all()
         if kind == "ended":
+            self._well = message.get("well") is True
             self._end(message["why"])
 
     def _end(self, why: str) -> None:
