@@ -143,6 +143,7 @@ class RowLink:
             self._state.wait_for(lambda: done or not self._using or self._error or self._closing)
             if not done:
                 self._raise()
+                self.round_about += exchange.handed
             self._waiting = None
         if not done and not exchange.handed:
             return None
