@@ -29,7 +29,9 @@ using std::uint64_t;
 using std::uint8_t;
 
 constexpr uint64_t ms = 1'000'000;
-constexpr uint64_t longest_pause_ns = 250 * ms;  // between two copies of a packet
+constexpr uint64_t longest_pause_ns =
+    250 * ms;  // between two copies of a packet, unless round trips are longer
+constexpr uint64_t longest_sample_ns = 2000 * ms;
 constexpr uint64_t acknowledge_within_ns = ms / 2;
 constexpr uint64_t remind_after_ns = 100 * ms;  // without progress, a member is told what we lack
 constexpr uint64_t probe_after_ns = 100 * ms;   // without any packet, the plane is asked
@@ -369,7 +371,7 @@ void RowFlows::take_acknowledgement(Outward& out, const tacit_rows& rows, bool b
         if (sent.copies || (out.held && sent.sent_ns <= out.begun_ns)) return;  // no evidence (Karn)
         out.note(sent.order);
         if (sent.order > order)
-            order = sent.order, sample_ns = std::min(now - sent.sent_ns, longest_pause_ns);
+            order = sent.order, sample_ns = std::min(now - sent.sent_ns, longest_sample_ns);
     };
     for (; out.oldest != rows.next; ++out.oldest) arrived(out.oldest);
     for (uint32_t bit = 0; bit < 32; ++bit)
@@ -400,7 +402,8 @@ uint64_t RowFlows::due_ns(const Outward& out) const {
     if (out.oldest == out.fresh) return UINT64_MAX;
     const Sent& sent = out.sent[out.oldest % most_ahead];
     if (sent.queued) return UINT64_MAX;
-    const uint64_t pause_ns = std::min(out.round_trips.timeout_ns() << out.backoff, longest_pause_ns);
+    const uint64_t timeout_ns = out.round_trips.timeout_ns();
+    const uint64_t pause_ns = std::min(timeout_ns << out.backoff, std::max(timeout_ns, longest_pause_ns));
     return std::max(sent.sent_ns, out.progress_ns) + pause_ns;
 }
 
@@ -493,7 +496,7 @@ void RowFlows::send_header(tacit_kind kind) {
     if (::send(socket_, &made, sizeof made, 0) < 0) ++stats_.unsent;
 }
 
-// Copies first; then the members take turns, lest all senders begin with the same receiver.
+// Copies first, then the members in turn.
 bool RowFlows::send_messages(uint64_t now) {
     const size_t members = flows_.size();
     bool more = false;
@@ -511,11 +514,10 @@ bool RowFlows::send_messages(uint64_t now) {
     }
     for (bool moved = true; moved && !more;) {
         moved = false;
-        for (size_t i = 1; i < members; ++i) {
-            const size_t to = (terms_.own + i) % members;
+        order_by_what_is_left();
+        for (const size_t to : turns_) {
             Outward& out = flows_[to].out;
-            for (size_t n = 0;
-                 n < burst && out.fresh - out.oldest < credit_ && out.fresh != out.first + out.count; ++n) {
+            for (size_t n = 0; n < burst && out.left() && out.fresh - out.oldest < credit_; ++n) {
                 if (buffers_->packets == most_sent) {
                     more = true;
                     break;
@@ -528,6 +530,15 @@ bool RowFlows::send_messages(uint64_t now) {
     }
     flush();
     return more;
+}
+
+// Whoever lacks most comes first, lest one flow be left alone at the end; then each sender has another order,
+// lest all begin with the same receiver.
+void RowFlows::order_by_what_is_left() {
+    turns_.clear();
+    for (size_t i = 1; i < flows_.size(); ++i) turns_.push_back((terms_.own + i) % flows_.size());
+    std::stable_sort(turns_.begin(), turns_.end(),
+                     [&](size_t a, size_t b) { return flows_[a].out.left() > flows_[b].out.left(); });
 }
 
 void RowFlows::add_packet(size_t to, uint32_t number, uint64_t now) {

@@ -138,6 +138,7 @@ class RowFlows {
         bool begun = false, held = false;  // the receiver has begun this number; it had not when packets came
         RoundTrips round_trips;
         bool complete() const { return oldest == first + count; }
+        std::uint32_t left() const { return first + count - fresh; }  // packets that were never sent
         void note(std::uint64_t arrived) {
             for (auto& each : newest)
                 if (arrived > each) std::swap(arrived, each);
@@ -179,6 +180,7 @@ class RowFlows {
 
     bool send_messages(std::uint64_t now);  // whether there is more to send
     void send_acknowledgements(std::uint64_t now);
+    void order_by_what_is_left();
     void add_packet(std::size_t to, std::uint32_t number, std::uint64_t now);
     void flush();
     void send_header(tacit_kind kind);
@@ -204,6 +206,7 @@ class RowFlows {
     std::uint64_t heard_ns_ = 0, probed_ns_ = 0;
     unsigned unanswered_ = 0;  // probes
     std::array<std::uint64_t, 3> mismatch_{};
+    std::vector<std::size_t> turns_;
 
     std::thread thread_;
 };

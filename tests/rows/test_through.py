@@ -1,0 +1,178 @@
+"""Rows that go through an aggregator: the bits of training over the process group, through either plane, and when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from aggregator.plane_kinds import kernel_plane_missing
+from aggregator.relay import Relay
+from rows.test_hot_training import Clicks, result, same, train
+from schemes.aggregators import SECRET, Aggregator
+
+from tacit import rows
+from tacit.aggregator.client.membership import Membership
+from tacit.aggregator.client.row_stack import RowSocket
+from tacit.errors import ConfigError
+from tacit.rows import Through
+from tacit.transports import row_seat
+
+STEPS = 6
+
+
+def trained(rank: int, world: int, at: str | None, before_step: Any = None, *, hot: bool = False, **options: Any) -> Any:
+    """All rows as bits, how exchanges were made, and the traffic."""
+    torch.manual_seed(7)
+    tables = rows.shard(
+        (model := Clicks()),
+        optimizer=rows.RowAdagrad(lr=0.1),
+        adding="exact",
+        unbounded=["tag"],
+        hot=rows.Hot(rows=20, every=2, at=at or "", secret=SECRET) if hot else None,
+        through=Through(at, secret=SECRET, **options) if at else None,
+    )
+    for step in range(STEPS):
+        if before_step:
+            before_step(step, tables)
+        train(model, tables, rank, world, range(step, step + 1), noise=0.3)
+    found = result(tables)
+    link = tables._owners.link
+    ways = (link.through, link.round_about, link.changes) if link else None
+    tables.close()
+    return found, ways, tables.stats.as_dict()
+
+
+@pytest.fixture(scope="module")
+def expected(ranks: Any) -> Any:
+    return ranks.run(4, trained, None)[0]
+
+
+def test_rows_through_the_aggregator_train_the_bits_of_the_process_group(ranks: Any, expected: Any) -> None:
+    aggregator = Aggregator()
+    try:
+        found = ranks.run(4, trained, aggregator.at)
+    finally:
+        aggregator.close()
+    for weights, (through, round_about, changes), stats in found:
+        assert same(weights, expected[0])
+        assert through > 5 * STEPS and round_about == changes == 0
+    for name in ("key_nbytes", "row_nbytes", "gradient_nbytes"):
+        over_the_group = expected[2][name]
+        assert over_the_group <= found[0][2][name] < 1.2 * over_the_group, name
+
+
+def test_a_path_that_loses_repeats_and_reorders_changes_no_bit_with_hot_rows_too(ranks: Any, expected: Any) -> None:
+    aggregator = Aggregator()
+    try:
+        found = ranks.run(4, train_over_a_bad_path, aggregator.at)
+    finally:
+        aggregator.close()
+    for (weights, (through, round_about, _), stats), _, passed in found:
+        assert same(weights, expected[0])
+        assert through > 5 * STEPS and round_about == 0
+        assert passed > 200 and stats["hot_rows"] == 20
+    assert sum(dropped for _, dropped, _ in found) > 0
+
+
+def train_over_a_bad_path(rank: int, world: int, at: str) -> Any:
+    relays: list[Relay] = []
+
+    class Relayed(Membership):
+        def __init__(self, control: Any, secret: Any, terms: Any, rank: int, own_port: int, **options: Any):
+            relays.append(Relay(control, 1, seed=rank, loss=0.01, repeats=0.02, reorders=0.02).__enter__())
+            super().__init__(control, secret, terms, rank, relays[-1].members[0][1], **options)
+            self.plane = relays[-1].entrance(0)
+            self.segment = False  # the relay passes packets on, not runs
+
+    row_seat.Membership = Relayed  # type: ignore[misc, attr-defined]
+    found = trained(rank, world, at, hot=True, mtu=200)
+    return found, relays[0].dropped, relays[0].passed
+
+
+def test_when_the_aggregator_dies_in_an_exchange_no_bit_changes(ranks: Any, expected: Any) -> None:
+    aggregator = Aggregator()
+    try:
+        found = ranks.run(4, train_through_a_death, aggregator.at, aggregator.process.pid)
+    finally:
+        aggregator.close()
+    for weights, (through, round_about, changes), _ in found:
+        assert same(weights, expected[0])
+        assert through > 0 < round_about and changes >= 1
+
+
+def train_through_a_death(rank: int, world: int, at: str, process_id: int) -> Any:
+    def strike(link: Any) -> None:
+        deadline = time.monotonic() + 60
+        while not link._inside and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        os.kill(process_id, signal.SIGKILL)
+
+    def before_step(step: int, tables: rows.Tables) -> None:
+        if rank == 0 and step == STEPS - 2:
+            threading.Thread(target=strike, args=(tables._owners.link,)).start()
+
+    return trained(rank, world, at, before_step)
+
+
+def test_the_kernel_plane_passes_the_same_bits_on(ranks: Any, expected: Any) -> None:
+    if reason := kernel_plane_missing():
+        pytest.skip(reason)
+    from aggregator.kernel import Switch
+
+    from tacit.aggregator.control.server import ControlServer
+    from tacit.aggregator.planes.kernel_plane import KernelPlane
+
+    with Switch(4) as switch, ExitStack() as opened:
+
+        def serve() -> Any:
+            where = (switch.host, 0)
+            plane = opened.enter_context(KernelPlane(where, switch.ports, slots=64, mtu=1500))
+            control = opened.enter_context(ControlServer(plane, where, [SECRET], kind="kernel"))
+            return plane, control.address
+
+        plane, address = switch.inside(serve)
+        places = [
+            (f"/proc/{os.getpid()}/fd/{fd}", host)
+            for fd, host in zip(switch.networks, switch.hosts, strict=True)
+        ]
+        found = ranks.run(4, train_behind_a_switch, f"{address[0]}:{address[1]}", places)
+        assert plane.counts()["forwarded"] > 4 * 5 * STEPS
+    for weights, (through, round_about, _), _ in found:
+        assert same(weights, expected[0])
+        assert through > 5 * STEPS and round_about == 0
+
+
+def train_behind_a_switch(rank: int, world: int, at: str, places: Any) -> Any:
+    """The process group is here, the way to the aggregator in the rank's namespace."""
+    from aggregator.kernel import in_network
+
+    path, host = places[rank]
+    network = os.open(path, os.O_RDONLY)
+    row_seat.RowSocket = lambda: in_network(network, lambda: RowSocket((host, 0)))  # type: ignore[misc, attr-defined]
+    row_seat.Membership = lambda *args, **options: in_network(  # type: ignore[misc, attr-defined]
+        network, lambda: Membership(*args, **options)
+    )
+    return trained(rank, world, at)
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    model = torch.nn.Embedding(4, 2)
+    for options, sentence in (
+        ({"at": 7}, "texts, host:port"),
+        ({"at": "nowhere"}, None),
+        ({"at": "10.0.0.1:port"}, "is no address"),
+        ({"mtu": 60}, r"Through\(mtu=60\)"),
+        ({"window_nbytes": 100}, r"Through\(window_nbytes=100\)"),
+    ):
+        if sentence:
+            with pytest.raises(ConfigError, match=sentence):
+                Through(**options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="does not say where the aggregator is"):
+        rows.shard(torch.nn.Sequential(model), optimizer=rows.SGD(lr=0.1), through=Through())
+    assert "secret" not in repr(Through("10.0.0.1:4800", secret="hidden"))
