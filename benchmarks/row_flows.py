@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=1 << 20)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mtu", type=int, default=1500)
-    parser.add_argument("--window", type=int, default=1 << 19)
+    parser.add_argument("--window", type=int, default=1 << 18)
     parser.add_argument("--threads", type=int, default=1, help="of the aggregator")
     parser.add_argument("--stats", action="store_true")
     args = parser.parse_args()

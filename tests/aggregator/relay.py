@@ -7,7 +7,7 @@ from contextlib import suppress
 from random import Random
 
 from tacit.aggregator import Address, Header
-from tacit.aggregator.wire import HEADER
+from tacit.aggregator.wire import HEADER, ROWS_HEADER, PacketKind
 
 HERE = ("127.0.0.1", 0)
 _UDP_GRO = 104
@@ -94,7 +94,9 @@ class Relay:
                         self._meet(fd, rank, to, packet, up)
 
     def _meet(self, fd: int, rank: int, to: socket.socket, packet: bytes, up: bool) -> None:
-        if len(packet) > HEADER.size + Header.of(packet).nbytes:
+        header = Header.of(packet)
+        extra = ROWS_HEADER.size if header.kind == PacketKind.ROWS else 0
+        if len(packet) > HEADER.size + extra + header.nbytes:
             self.runs += 1
             return
         if self.largest and len(packet) + _IP_UDP_NBYTES > self.largest[not up] and self.narrow():

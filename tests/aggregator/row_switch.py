@@ -137,7 +137,7 @@ def same(sent: list[list[Bytes]], got: list[list[Bytes]]) -> bool:
 
 @contextmanager
 def members(
-    world: int, *, mtu: int = 1500, window_nbytes: int = 1 << 19, first: int = 0, seed: int = 0, **switch: float
+    world: int, *, mtu: int = 1500, window_nbytes: int = 1 << 18, first: int = 0, seed: int = 0, **switch: float
 ) -> Iterator[tuple[Members, RowSwitch]]:
     with ExitStack() as opened:
         sockets = [RowSocket(HERE) for _ in range(world)]

@@ -34,7 +34,7 @@ def opened(at: str, *, secret: str = SECRET, timeout_s: float = 20, **options: A
     host, port = at.split(":")
     timeout = timedelta(seconds=timeout_s)
     wire = Wire(dist.new_group(timeout=timeout))
-    link = RowLink(wire, RowPath((host, int(port)), secret, 1500, 1 << 19), timeout=timeout, **options)
+    link = RowLink(wire, RowPath((host, int(port)), secret, 1500, 1 << 18), timeout=timeout, **options)
     wire.lost_ranks = link.lost
     return link
 

@@ -39,7 +39,7 @@ class Through:
     _: KW_ONLY
     secret: str = field(default="", repr=False, compare=False)
     mtu: int = 1500
-    window_nbytes: int = 1 << 19
+    window_nbytes: int = 1 << 18
 
     def __post_init__(self) -> None:
         if not isinstance(self.at, str) or not isinstance(self.secret, str):

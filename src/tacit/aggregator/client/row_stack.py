@@ -1,7 +1,7 @@
 """A member's way to all others through the aggregator: numbered exchanges of byte messages, over one UDP socket.
 
     socket = RowSocket()                                # its port is known before the job is
-    socket.start(job, rank, plane, room_nbytes=rows_room(mtu), window_nbytes=1 << 19, segment=membership.segment)
+    socket.start(job, rank, plane, room_nbytes=rows_room(mtu), window_nbytes=1 << 18, segment=membership.segment)
     socket.begin(parts, rooms)                          # parts[m] goes to member m, rooms[m] gets what m has for us
     while (outcome := socket.wait(0.25)) is RowsOutcome.RUNNING: ...
 
