@@ -94,7 +94,7 @@ def _job(job: JobStatus, before: JobStats | None, now: AggregatorStatus) -> Iter
             f"job {job.name!r}", {k: n for k, n in dropped(counts).items() if k not in ORDINARY}
         )
     silent = [member for member, own in enumerate(job.stats.ranks) if own.idle_s is None]
-    if silent and (unreached := counts.get("unreached", 0)):
+    if _served(job.stats) and silent and (unreached := counts.get("unreached", 0)):
         yield _bad(
             f"{_count(unreached, 'packet')} of rows of job {job.name!r} {'was' if unreached == 1 else 'were'} dropped, and nothing has "
             f"ever come from {job.text_of(*silent)}: check that they can send to UDP port {now.address[1]}"
