@@ -50,7 +50,9 @@ def work(rank: int, world: int, store: str, at: Address, args: argparse.Namespac
     link = RowLink(wire, RowPath(at, SECRET, args.mtu, args.window))
     ways = {"gloo": wire, "row flows": link}
     parts = [
-        torch.randint(0, 256, (args.nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank))
+        torch.randint(
+            0, 256, (args.nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank)
+        )
     ] * world
     took: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(args.rounds + 1):
@@ -77,7 +79,12 @@ def _report(took: dict[str, list[float]], world: int, nbytes: int, **facts: obje
     for name, found in took.items():
         low, middle, high = quantiles(found, n=4)
         record: dict[str, object] = {"benchmark": "row flows", "way": name, "p50_ms": 1e3 * middle}
-        record |= {"p25_ms": 1e3 * low, "p75_ms": 1e3 * high, "ratio": middle / median(took["gloo"]), "n": len(found)}
+        record |= {
+            "p25_ms": 1e3 * low,
+            "p75_ms": 1e3 * high,
+            "ratio": middle / median(took["gloo"]),
+            "n": len(found),
+        }
         record |= {"goodput_bps": 8 * nbytes * (world - 1) / middle, "ranks": world, "nbytes": nbytes}
         print(json.dumps({**record, **facts, "host": host_facts()}))
 
@@ -102,7 +109,9 @@ def main() -> None:
         at = answers.get(timeout=60)
         with tempfile.TemporaryDirectory() as folder:
             store = f"file://{Path(folder) / 'store'}"
-            mp.start_processes(work, args=(args.ranks, store, at, args), nprocs=args.ranks, start_method="spawn")
+            mp.start_processes(
+                work, args=(args.ranks, store, at, args), nprocs=args.ranks, start_method="spawn"
+            )
     finally:
         aggregator.kill()
 

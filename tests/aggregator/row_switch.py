@@ -13,7 +13,7 @@ import numpy as np
 from aggregator.clients import some_job
 from aggregator.relay import HERE
 
-from tacit.aggregator.client.row_stack import Bytes, RowsOutcome, RowSocket
+from tacit.aggregator.client.row_stack import Bytes, RowSocket, RowsOutcome
 from tacit.aggregator.spec import Address, Plane, PlaneJob
 from tacit.aggregator.wire import ROWS_ACK, Header, PacketKind, RowsHeader, rows_room
 
@@ -125,7 +125,12 @@ class Members:
         for own in order or range(len(self.sockets)):
             self.sockets[own].begin(sent[own], got[own])
         for own, each in enumerate(self.sockets):
-            assert (outcome := each.wait(LONG_S)) is RowsOutcome.DONE, (own, outcome, each.here, each.acknowledged)
+            assert (outcome := each.wait(LONG_S)) is RowsOutcome.DONE, (
+                own,
+                outcome,
+                each.here,
+                each.acknowledged,
+            )
         return got
 
 
@@ -137,7 +142,13 @@ def same(sent: list[list[Bytes]], got: list[list[Bytes]]) -> bool:
 
 @contextmanager
 def members(
-    world: int, *, mtu: int = 1500, window_nbytes: int = 1 << 18, first: int = 0, seed: int = 0, **switch: float
+    world: int,
+    *,
+    mtu: int = 1500,
+    window_nbytes: int = 1 << 18,
+    first: int = 0,
+    seed: int = 0,
+    **switch: float,
 ) -> Iterator[tuple[Members, RowSwitch]]:
     with ExitStack() as opened:
         sockets = [RowSocket(HERE) for _ in range(world)]
@@ -146,5 +157,7 @@ def members(
         job = replace(some_job(world=world), members=tuple(("127.0.0.1", each.port) for each in sockets))
         path = opened.enter_context(RowSwitch(job, seed=seed, **switch))
         for own, each in enumerate(sockets):
-            each.start(job, own, path.address, room_nbytes=rows_room(mtu), window_nbytes=window_nbytes, first=first)
+            each.start(
+                job, own, path.address, room_nbytes=rows_room(mtu), window_nbytes=window_nbytes, first=first
+            )
         yield Members(sockets, seed), path

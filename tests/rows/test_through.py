@@ -26,7 +26,9 @@ from tacit.transports import row_seat
 STEPS = 6
 
 
-def trained(rank: int, world: int, at: str | None, before_step: Any = None, *, hot: bool = False, **options: Any) -> Any:
+def trained(
+    rank: int, world: int, at: str | None, before_step: Any = None, *, hot: bool = False, **options: Any
+) -> Any:
     """All rows as bits, how exchanges were made, and the traffic."""
     torch.manual_seed(7)
     tables = rows.shard(
@@ -59,7 +61,7 @@ def test_rows_through_the_aggregator_train_the_bits_of_the_process_group(ranks: 
         found = ranks.run(4, trained, aggregator.at)
     finally:
         aggregator.close()
-    for weights, (through, round_about, changes), stats in found:
+    for weights, (through, round_about, changes), _ in found:
         assert same(weights, expected[0])
         assert through > 5 * STEPS and round_about == changes == 0
     for name in ("key_nbytes", "row_nbytes", "gradient_nbytes"):
@@ -67,7 +69,9 @@ def test_rows_through_the_aggregator_train_the_bits_of_the_process_group(ranks: 
         assert over_the_group <= found[0][2][name] < 1.2 * over_the_group, name
 
 
-def test_a_path_that_loses_repeats_and_reorders_changes_no_bit_with_hot_rows_too(ranks: Any, expected: Any) -> None:
+def test_a_path_that_loses_repeats_and_reorders_changes_no_bit_with_hot_rows_too(
+    ranks: Any, expected: Any
+) -> None:
     aggregator = Aggregator()
     try:
         found = ranks.run(4, train_over_a_bad_path, aggregator.at)

@@ -85,7 +85,13 @@ def shard(
             raise ConfigError(
                 f"unbounded={strangers[0]!r} is no table that is sharded; the tables are {', '.join(found)}"
             )
-    about = [str(each) for each in values], str(optimizer), adding, hot.about if hot else None, path.about if path else None
+    about = (
+        [str(each) for each in values],
+        str(optimizer),
+        adding,
+        hot.about if hot else None,
+        path.about if path else None,
+    )
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
     if path is not None and owners.wire is not None:
         owners.link = path.open(owners.wire, timeout_of(owners.wire.group))

@@ -469,6 +469,6 @@ class RowLink:
         deadline = time.monotonic() + _FAREWELL_S
         with suppress(RuntimeError):  # the store may have gone with its host
             self._store.set(f"done/{self._wire.rank}", "")
-            everybody: Sequence[str] = [f"done/{rank}" for rank in range(self._wire.world)]
+            everybody = [f"done/{rank}" for rank in range(self._wire.world)]
             while not self._store.check(everybody) and self._error is None and time.monotonic() < deadline:
                 time.sleep(0.01)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacit.aggregator.client.host_stack import Bytes
 from tacit.aggregator.client.membership import Membership, Terms
-from tacit.aggregator.client.row_stack import RowsOutcome, RowSocket
+from tacit.aggregator.client.row_stack import RowSocket, RowsOutcome
 from tacit.aggregator.spec import Address
 from tacit.aggregator.wire import LaneType, rows_room
 from tacit.errors import TransportError

@@ -9,7 +9,7 @@ from aggregator.clients import some_job
 from aggregator.relay import HERE
 from aggregator.row_switch import members, same
 
-from tacit.aggregator.client.row_stack import RowsOutcome, RowSocket
+from tacit.aggregator.client.row_stack import RowSocket, RowsOutcome
 from tacit.errors import ConfigError
 
 ROOM = 1424  # bytes of a message in a packet at MTU 1500
@@ -53,7 +53,9 @@ def test_all_senders_together_stay_within_one_receivers_window(world, window):
         sent = team.messages(400_000)
         assert same(sent, team.exchange(sent))
         for receiver in range(world):
-            on_the_way = [path.most_on_the_way[sender, receiver] for sender in range(world) if sender != receiver]
+            on_the_way = [
+                path.most_on_the_way[sender, receiver] for sender in range(world) if sender != receiver
+            ]
             assert max(on_the_way) <= 1024
             assert sum(on_the_way) * ROOM <= window or window > 1 << 20
             assert min(on_the_way) >= min(8, window // ROOM // world // 2)
