@@ -37,14 +37,15 @@ check: $(READY)  ## lint, formats, types, and the stub of the C++ core
 	@echo "ruff check";   $(BIN)/ruff check -q
 	@echo "ruff format";  $(BIN)/ruff format -q --check || { echo "run: $(BIN)/ruff format"; exit 1; }
 	@echo "mypy";         $(BIN)/mypy --no-error-summary
-	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE)) fuzz/plane.cpp
+	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE)) $(wildcard fuzz/*.cpp)
 	@echo "stub";         mkdir -p build && $(STUBGEN) build/_core.pyi && diff -u $(STUB) build/_core.pyi || { echo "$(STUB) is out of date; run: make stub"; exit 1; }
 
 stub: $(READY)  ## write the stub of the C++ core again
 	@$(STUBGEN) $(STUB)
 
-fuzz:  ## ten million mutated packets through the aggregator's plane, under sanitizers (about a minute)
+fuzz:  ## ten million mutated packets through the aggregator's plane, and some into the ends of row flows, under sanitizers (about two minutes)
 	@fuzz/run $(ARGS)
+	@fuzz/run row_flows
 
 bench: $(READY)  ## run the short benchmarks: one JSON record a line
 	@$(BIN)/python benchmarks/blocks.py
