@@ -78,7 +78,9 @@ def test_a_member_that_begins_late_finds_what_was_sent_to_it():
                 assert each.wait(30.0) is RowsOutcome.DONE
             assert same(sent, got)
         assert team.sockets[2].stats.early >= 3 * 2 * ((1 << 16) // 2 // ROOM)
-        assert sum(each.stats.timeouts for each in team.sockets) < 3 * 2 * 8
+        assert (
+            sum(each.stats.timeouts for each in team.sockets) < 3 * 2 * 20
+        )  # as often as doubling allows in 0.4 s, twice over
 
 
 def test_a_member_goes_on_acknowledging_between_exchanges():
