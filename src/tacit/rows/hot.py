@@ -78,8 +78,12 @@ class Hot:
     @property
     def about(self) -> tuple[object, ...]:
         """What all ranks must pass alike; their aggregators may differ, one a rack."""
-        through = self._control() is not None
-        return self.rows, self.every, through, self.mtu, self.slots, self.half_life_touches
+        return self.rows, self.every, self.in_the_network, self.mtu, self.slots, self.half_life_touches
+
+    @property
+    def in_the_network(self) -> bool:
+        """Whether an aggregator adds."""
+        return self._control() is not None
 
     def open(self, wire: Wire, timeout: timedelta | None) -> AggregatorLink | None:
         """The link to the aggregator; None without one. A collective. The first sum joins."""

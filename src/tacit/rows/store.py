@@ -276,7 +276,7 @@ class Store:
 
 def _agreed(owners: Owners, about: object) -> Owners:
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
-    owners.numbers = 2
+    owners.numbers = 3
     return owners
 
 

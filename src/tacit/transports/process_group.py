@@ -30,7 +30,9 @@ class Wire:
     group: dist.ProcessGroup
     sent_nbytes: int = 0
     paced: bool = True  # whether long messages between all pairs go in rounds; alike on all ranks
-    uneven: bool = False  # whether a rank may have long messages where others have short ones: each pair then decides
+    uneven: bool = (
+        False  # whether a rank may have long messages where others have short ones: each pair then decides
+    )
     lost_ranks: Callable[[], Sequence[int]] = (
         tuple  # those known to be gone, where something beside the group knows it
     )
@@ -72,6 +74,17 @@ class Wire:
             f"rank {self.rank} of {self.world} lost the exchange in a {what}: {who}; restart all ranks from the last "
             f"checkpoint ({reason})"
         )
+
+    def unreachable(self) -> tuple[int, ...]:
+        """After an error: the ranks whose connection to this one is broken."""
+        return tuple(rank for rank in range(self.world) if rank != self.rank and self._breaks(rank))
+
+    def _breaks(self, rank: int) -> bool:
+        try:
+            self._send(self._token, rank)
+        except (RuntimeError, ValueError):
+            return True
+        return False
 
     def measure(self) -> None:
         """Finds out whether long messages need rounds here: not between two ranks, nor where every link is fast. All ranks call it together."""
