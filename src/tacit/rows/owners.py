@@ -27,7 +27,7 @@ from tacit import environment
 from tacit.errors import ConfigError, TransportError
 from tacit.requests import seed_of
 from tacit.rows.traffic import RowTraffic
-from tacit.transports.process_group import Wire
+from tacit.transports.process_group import Wire, leave_group
 
 _FIXED = 3  # numbers of a header before those of the tables
 ALIVE_S = 2.0  # for others to report that they, too, have lost an exchange
@@ -171,9 +171,9 @@ class Owners:
             raise
 
     def close(self) -> None:
-        """Frees the process groups; safe to call twice."""
-        for wire in {id(each): each for each in (self.between, self.wire) if each is not None}.values():
-            dist.destroy_process_group(wire.group)
+        """Frees the process group; safe to call twice."""
+        if self.wire is not None:
+            leave_group(self.wire.group)
         self.wire = self.between = None
 
     def refuse(self) -> None:
@@ -289,10 +289,7 @@ def owners_of(group: dist.ProcessGroup | None, servers: int = 0, timeout: timede
     if len(ranks) == 1:
         return Owners(None)
     wire = Wire(_group_of(ranks, timeout or timeout_of(group)), uneven=True)
-    between: Wire | None = wire
-    if servers:
-        looks_up = wire.rank < len(ranks) - servers
-        between = Wire(_group_of(ranks[:-servers], timeout_of(group)), uneven=True) if looks_up else None
+    between = Wire(wire.group, uneven=True, first=len(ranks) - servers) if servers else wire
     return Owners(wire, servers=servers, between=between)
 
 

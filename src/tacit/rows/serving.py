@@ -14,11 +14,12 @@ theirs, and then runs the same function as they, with no keys of its own: pull, 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 
-from tacit.errors import ConfigError
+from tacit.errors import CheckpointError, ConfigError
 from tacit.rows.description import described
 from tacit.rows.exchanges import ABSENT, Pulled, float_of, pull, push, push_pulled
 from tacit.rows.held import HeldRows
@@ -107,7 +108,8 @@ class RowServer:
                     f"the ranks do something in exchange {self._owners.exchanges} that row servers do not know (kind {kind}); run the "
                     f"same version on all"
                 )
-            self._calls[kind](numbers)
+            with suppress(CheckpointError):  # the ranks have it too, and may go on
+                self._calls[kind](numbers)
         return True
 
     def _in(self, numbers: list[int]) -> list[str]:

@@ -33,6 +33,9 @@ class Wire:
     uneven: bool = (
         False  # whether a rank may have long messages where others have short ones: each pair then decides
     )
+    first: int | None = (
+        None  # so many ranks of the group alone; the others take no part, which needs `uneven`
+    )
     lost_ranks: Callable[[], Sequence[int]] = (
         tuple  # those known to be gone, where something beside the group knows it
     )
@@ -42,7 +45,7 @@ class Wire:
     _purpose: str = "transfer"
 
     def __post_init__(self) -> None:
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rank, self.world = dist.get_rank(self.group), self.first or dist.get_world_size(self.group)
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     @contextmanager
@@ -237,6 +240,13 @@ class Wire:
 
     def _receive(self, into: Tensor, source: int) -> Any:
         return dist.irecv(into, group=self.group, group_src=source)
+
+
+def leave_group(group: dist.ProcessGroup) -> None:
+    """Frees a group of all ranks. One of some ranks stays until the process ends: torch would give the next one of as many groups the same name
+    in the store, where the addresses of this one still are."""
+    if dist.is_initialized() and dist.get_world_size(group) == dist.get_world_size():
+        dist.destroy_process_group(group)
 
 
 def _wait(works: Sequence[Any]) -> None:
