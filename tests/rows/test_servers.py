@@ -173,12 +173,11 @@ def load_badly(rank: int, world: int, folder: str) -> Any:
         return rows.serve(2).as_dict()
     torch.manual_seed(7)
     _, other = made(OPTIMIZERS["sgd"], None, 2)
-    for name in ("other", "damaged"):
-        other.save(f"{folder}/{name}")
+    other.save(f"{folder}/other")
     other.close()
     model, tables = made(OPTIMIZERS["ftrl"], None, 2)
     train(model, tables, rank, 2, range(1))
-    for name in ("mixed", "second"):
+    for name in ("damaged", "mixed", "second"):
         tables.save(f"{folder}/{name}")
     if rank == 0:
         Path(folder, "damaged", "rows-1-of-2.pt").write_bytes(b"nothing")
