@@ -51,7 +51,10 @@ class HeldRows:
         if hot is None or owners.wire is None or owners.world == 1:
             return None
         between = owners.between
-        link = hot.open(between, timeout_of(between.group)) if between and not owners.serves else None
+        link = None
+        if between and not owners.serves:
+            link = hot.open(between, timeout_of(between.group), owners.meeting)
+            owners.met = link is not None
         return HotRows(hot, owners, self.shards, self.adders, self.optimizer, link, in_the_network)
 
     @property

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from tacit import environment
 from tacit.errors import ConfigError, TransportError
 from tacit.requests import seed_of
 from tacit.rows.traffic import RowTraffic
-from tacit.transports.process_group import Wire, leave_group
+from tacit.transports.process_group import Wire
 
 _FIXED = 3  # numbers of a header before those of the tables
 ALIVE_S = 2.0  # for others to report that they, too, have lost an exchange
@@ -81,6 +81,8 @@ class Owners:
     )
     servers: int = 0  # the last members, which own all rows; 0: every rank owns some
     between: Wire | None = None  # the ranks alone, for sums
+    meeting: dist.ProcessGroup | None = None  # the ranks alone, beside row servers
+    met: bool = False  # whether an AggregatorLink has `meeting`, and frees it
     _heard: list[list[int]] | None = None  # a row server's next headers, received already
 
     @property
@@ -171,10 +173,12 @@ class Owners:
             raise
 
     def close(self) -> None:
-        """Frees the process group; safe to call twice."""
+        """Frees the process groups; safe to call twice."""
+        if self.meeting is not None and not self.met:
+            dist.destroy_process_group(self.meeting)
         if self.wire is not None:
-            leave_group(self.wire.group)
-        self.wire = self.between = None
+            dist.destroy_process_group(self.wire.group)
+        self.wire = self.between = self.meeting = None
 
     def refuse(self) -> None:
         """Takes the place of an exchange on a rank that cannot take part: the others end with one sentence instead of waiting."""
@@ -290,7 +294,11 @@ def owners_of(group: dist.ProcessGroup | None, servers: int = 0, timeout: timede
         return Owners(None)
     wire = Wire(_group_of(ranks, timeout or timeout_of(group)), uneven=True)
     between = Wire(wire.group, uneven=True, first=len(ranks) - servers) if servers else wire
-    return Owners(wire, servers=servers, between=between)
+    owners = Owners(wire, servers=servers, between=between)
+    if servers:
+        meeting = _group_of(ranks[:-servers], timeout_of(group), together=True)
+        owners.meeting = None if owners.serves else meeting
+    return owners
 
 
 def _check_servers(servers: int, group: dist.ProcessGroup | None, members: int) -> None:
@@ -304,13 +312,15 @@ def _check_servers(servers: int, group: dist.ProcessGroup | None, members: int) 
         )
 
 
-def _group_of(ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    # torch names a group of all ranks by how many of those there were, the same everywhere, and others by all groups that this process
-    # has made: row servers are in the former alone.
-    whole = len(ranks) == dist.get_world_size()
-    made = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=not whole)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+def _group_of(ranks: list[int], timeout: timedelta | None, *, together: bool = False) -> dist.ProcessGroup:
+    """A group that `ranks` make, or (`together`) all ranks of the job for them.
+
+    torch names a group that all ranks make by how many of those there were, which is the same everywhere, and one that its own ranks make by
+    all groups that this process has: row servers know the former alone, and it never has an old one's name.
+    """
+    alone = not together and len(ranks) < dist.get_world_size()
+    made = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=alone)
+    return cast(dist.ProcessGroup, made)
 
 
 def timeout_of(group: Any) -> timedelta | None:

@@ -46,7 +46,6 @@ from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError, TacitError, TransportError
 from tacit.transports import Wire
 from tacit.transports.aggregator_seat import GoneError, Seat, ranks_text
-from tacit.transports.process_group import leave_group
 
 log = logging.getLogger("tacit")
 
@@ -89,7 +88,8 @@ class SumRequest:
 
 
 class AggregatorLink:
-    """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs."""
+    """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs. `meeting`: the ranks of
+    the wire in a group of their own, where the wire's has others too."""
 
     def __init__(
         self,
@@ -101,11 +101,12 @@ class AggregatorLink:
         mtu: int,
         slots: int,
         timeout: timedelta | None,
+        meeting: dist.ProcessGroup | None = None,
     ) -> None:
         self._wire, self._control, self._secret = wire, control, secret
         self._patience_s, self._mtu, self._slots = patience_s, mtu, slots
         self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
-        self._meeting = _group_beside(wire, timeout)
+        self._meeting = meeting or _group_beside(wire.group, timeout)
         self._run = self._agree_on_a_name()
         self._rack = self._find_rack()
         store = dist.distributed_c10d._get_default_store()
@@ -588,7 +589,8 @@ class AggregatorLink:
         self._drop_ready()
         seats, self._seats = self._seats, {}
         _close(seats)
-        leave_group(self._meeting)
+        if dist.is_initialized():
+            dist.destroy_process_group(self._meeting)
 
     def _wait_for_the_others(self) -> None:
         deadline = time.monotonic() + _FAREWELL_S
@@ -635,9 +637,9 @@ class AggregatorLink:
         return bytes(name.tolist()).hex()
 
 
-def _group_beside(wire: Wire, timeout: timedelta | None) -> dist.ProcessGroup:
-    """The same ranks, on the CPU: what is sent there waits for nothing that the wire is doing."""
-    ranks = dist.get_process_group_ranks(wire.group)[: wire.world]
+def _group_beside(group: dist.ProcessGroup, timeout: timedelta | None) -> dist.ProcessGroup:
+    """The same ranks, on the CPU: what is sent there waits for nothing that `group` is doing."""
+    ranks = dist.get_process_group_ranks(group)
     whole = len(ranks) == dist.get_world_size()
     made = dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=not whole)
     assert isinstance(made, dist.ProcessGroup)

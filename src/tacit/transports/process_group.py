@@ -242,13 +242,6 @@ class Wire:
         return dist.irecv(into, group=self.group, group_src=source)
 
 
-def leave_group(group: dist.ProcessGroup) -> None:
-    """Frees a group of all ranks. One of some ranks stays until the process ends: torch would give the next one of as many groups the same name
-    in the store, where the addresses of this one still are."""
-    if dist.is_initialized() and dist.get_world_size(group) == dist.get_world_size():
-        dist.destroy_process_group(group)
-
-
 def _wait(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()
