@@ -99,9 +99,15 @@ class HeldRows:
 
     def gather_rows(self, name: str, to: int | None) -> tuple[Tensor, Tensor]:
         """Keys in order and their rows on rank `to` (None: on all); elsewhere none."""
-        self.owners.call(Kind.GATHER, list(self.tables).index(name), -1 if to is None else to)
+        self._call(Kind.GATHER, list(self.tables).index(name), -1 if to is None else to)
         self.bring_back()
         return gathered_rows(self.owners, self.shards[name], to)
+
+    def _call(self, kind: Kind, *numbers: int) -> None:
+        """Has row servers do their part, after the end of the last step."""
+        if self.hot and not self.owners.serves:
+            self.hot.call_and_settle()
+        self.owners.call(kind, *numbers)
 
     def bring_back(self) -> None:
         """Row servers have hot rows as the ranks have trained them."""
@@ -120,7 +126,7 @@ class HeldRows:
     def save(self, folder: str) -> None:
         """Each owner writes its part into rank 0's `folder`; raises CheckpointError on all ranks where one cannot."""
         owners = self.owners
-        owners.call(Kind.SAVE)
+        self._call(Kind.SAVE)
         self.bring_back()
         first = {"folder": folder, "checkpoint": secrets.token_hex(8)}
         facts = [json.loads(each) for each in owners.texts(json.dumps({**first, "owns": self._owns()}))]
@@ -138,7 +144,7 @@ class HeldRows:
     def load(self, folder: str) -> None:
         """Goes on from what `save` wrote, with any owners. CheckpointError on all ranks where one cannot; the tables are then as they were."""
         owners = self.owners
-        owners.call(Kind.LOAD)
+        self._call(Kind.LOAD)
         where = Path(owners.texts(folder)[0])
         found, hot, report = None, None, {}
         if owners.part is not None:
@@ -189,7 +195,7 @@ class HeldRows:
     def close(self) -> None:
         """Ends the row servers, leaves the aggregator, frees the process groups; safe to call twice."""
         if self.owners.wire is not None:
-            self.owners.call(Kind.CLOSE)
+            self._call(Kind.CLOSE)
         if self.hot:
             self.hot.close()
         self.owners.close()

@@ -53,10 +53,10 @@ class HotCopies:
         rows[own], rows[~own] = self.shard.read(keys[own]), self._copies.read(keys[~own])
         return rows
 
-    def train(self, places: Tensor, means: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """The optimizer's step on the copies among these places, before the shard takes its own; the rest is for the shard."""
+    def train(self, places: Tensor, means: Tensor, lr: float, steps: int) -> tuple[Tensor, Tensor]:
+        """The optimizer's step on the copies among these places, after so many `steps` of the shard; the rest is for the shard."""
         keys, own = self.keys[places], self.own[places]
-        self._copies.steps = self.shard.steps
+        self._copies.steps = steps
         self._copies.train(keys[~own], means[~own], lr)
         return keys[own], means[own]
 

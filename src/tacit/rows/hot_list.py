@@ -45,7 +45,8 @@ class HotList:
         self._steps = 0
         self._stale = False  # other ranks' hot rows are still to be copied
         self._slots = Slots(len(self._shards))
-        self._counts = DecayedCounts(half_life_touches=self._options.half_life_touches)
+        busier = self._owners.world / len(self._owners.holders)  # than an owner where every rank is one
+        self._counts = DecayedCounts(half_life_touches=self._options.half_life_touches * busier)
         part = self._owners.part
         self._set = HotSet(
             self._counts, self._cost, self._rule, part or 0, self._hashes, owns=part is not None
@@ -62,6 +63,11 @@ class HotList:
         self._steps += 1
         if self._steps % self._options.every == 0:
             self._agree()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `count` agrees anew."""
+        return (self._steps + 1) % self._options.every == 0
 
     def _agree(self) -> None:
         self._announce("agree")

@@ -11,6 +11,7 @@ The bits are those of shards with adding="exact", whatever is hot: a row's gradi
 """
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ from tacit.rows.hot_checkpoint import SavedHot
 from tacit.rows.hot_copies import HotCopies
 from tacit.rows.hot_lanes import FixedRows, pack_touches, sum_rows, touch_bits, unpack_touches
 from tacit.rows.hot_list import HotList
+from tacit.rows.line import Line
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Owners
+from tacit.rows.owners import Kind, Owners
 from tacit.rows.shard import Shard
 from tacit.transports.aggregator_link import AggregatorLink
 from tacit.transports.lanes import sum_lanes
@@ -52,6 +54,9 @@ class HotRows:
         self._mine: dict[str, tuple[Tensor, Tensor]] = {}  # places and gradients of this step
         self._cold: Mapping[str, Tensor] = {}  # keys of this step that came to this owner
         self._touches: dict[str, Tensor] = {}  # ranks that have touched each hot row, by place
+        self._unsettled = False  # the last step has not ended
+        self._late: Future[dict[str, tuple[Tensor, Tensor]]] | None = None  # its sums, beside row servers
+        self._line: Line[dict[str, tuple[Tensor, Tensor]]] = Line("tacit-hot-rows")
 
     def keys(self, name: str) -> Tensor:
         """The hot keys of a table, ascending."""
@@ -77,6 +82,7 @@ class HotRows:
 
     def close(self) -> None:
         """Leaves the aggregator."""
+        self._line.end()
         if self._link is not None:
             self._link.close()
 
@@ -107,6 +113,7 @@ class HotRows:
         self, keys: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Keys and gradients of cold rows, for their owners; those of hot rows are kept for `train`."""
+        self.call_and_settle()
         self._list.catch_up()
         cold_keys, cold_gradients, self._mine = {}, {}, {}
         for name, given in gradients.items():
@@ -122,6 +129,13 @@ class HotRows:
         self._cold = cold
         if self._owners.serves:
             return {}
+        steps = {name: shard.steps for name, shard in self._shards.items()}
+        if not self._owners.servers:
+            return self._train(lr, steps)
+        self._late = self._line.run(lambda: self._train(lr, steps))  # of which nothing is for a shard
+        return {}
+
+    def _train(self, lr: float, steps: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
         self._touches = self._touched()
         union = {name: touches.nonzero().view(-1) for name, touches in self._touches.items()}
         fixed = [self._fixed(name, places) for name, places in union.items()]
@@ -135,16 +149,39 @@ class HotRows:
         for (name, places), rows in zip(union.items(), sums, strict=True):
             if len(places):
                 means = self._adders[name].means_of(rows.values, rows.broken, self._owners.world)
-                own[name] = self._copies[name].train(places, means, lr)
+                own[name] = self._copies[name].train(places, means, lr, steps[name])
         return own
 
     def end_step(self) -> None:
-        """Counts what was touched, and agrees anew when it is time."""
+        """Counts what was touched, and agrees anew when it is time. Beside row servers the sums may take until `settle`: a step that agrees
+        on nothing leaves them to a thread, so that the next pull of cold rows, which needs none of them, goes on meanwhile."""
+        self._unsettled = True
+        if not self._owners.servers or self._list.is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """The end of the last step, on ranks and row servers after the same exchange: after the next pull, or when ranks call for it."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        self.wait()
         if self._owners.servers:
             self._report_touches()
         touched = {name: self._touched_here(name) for name in self._shards}
         self._mine, self._cold, self._touches = {}, {}, {}
         self._list.count(touched)
+
+    def call_and_settle(self) -> None:
+        """A rank's, before an exchange that is no pull."""
+        if self._unsettled:
+            self._owners.call(Kind.SETTLE)
+            self.settle()
+
+    def wait(self) -> None:
+        """Until the copies are trained; raises what kept them from it."""
+        if self._late is not None:
+            late, self._late = self._late, None
+            late.result()
 
     def _report_touches(self) -> None:
         """Row servers, which are in no sum, receive from a rank each how many ranks have touched each of their hot rows."""

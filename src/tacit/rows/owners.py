@@ -50,6 +50,7 @@ class Kind(IntEnum):
     SAVE = 12
     LOAD = 13
     CLOSE = 14
+    SETTLE = 15  # the end of a step with hot rows
 
 
 _VERBS = {
@@ -65,6 +66,7 @@ _VERBS = {
     Kind.SAVE: "saves",
     Kind.LOAD: "loads",
     Kind.CLOSE: "closes its tables",
+    Kind.SETTLE: "ends a step",
     Kind.SERVES: "serves rows",
 }
 
@@ -176,6 +178,8 @@ class Owners:
         """Frees the process groups; safe to call twice."""
         if self.meeting is not None and not self.met:
             dist.destroy_process_group(self.meeting)
+        if self.between is not None and self.between is not self.wire:
+            dist.destroy_process_group(self.between.group)
         if self.wire is not None:
             dist.destroy_process_group(self.wire.group)
         self.wire = self.between = self.meeting = None
@@ -293,11 +297,12 @@ def owners_of(group: dist.ProcessGroup | None, servers: int = 0, timeout: timede
     if len(ranks) == 1:
         return Owners(None)
     wire = Wire(_group_of(ranks, timeout or timeout_of(group)), uneven=True)
-    between = Wire(wire.group, uneven=True, first=len(ranks) - servers) if servers else wire
-    owners = Owners(wire, servers=servers, between=between)
-    if servers:
-        meeting = _group_of(ranks[:-servers], timeout_of(group), together=True)
-        owners.meeting = None if owners.serves else meeting
+    if not servers:
+        return Owners(wire, between=wire)
+    owners = Owners(wire, servers=servers)
+    made = [_group_of(ranks[:-servers], timeout_of(group), together=True) for _ in range(2)]
+    if not owners.serves:  # sums may run beside a pull, in a thread: they need a group of their own
+        owners.between, owners.meeting = Wire(made[0], uneven=True), made[1]
     return owners
 
 

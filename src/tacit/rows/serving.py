@@ -87,6 +87,7 @@ class RowServer:
             ),
             Kind.SAVE: lambda _: self._held.save(""),
             Kind.LOAD: lambda _: self._held.load(""),
+            Kind.SETTLE: lambda _: self._settle(),
         }
 
     def answer(self) -> bool:
@@ -97,6 +98,7 @@ class RowServer:
         )
         if kind in (Kind.PULL, Kind.PULL_TO_TRAIN):
             self._pull(Kind(kind), self._in(numbers))
+            self._settle()
         elif kind in (Kind.PUSH, Kind.PUSH_PULLED):
             self._push(Kind(kind), self._in(numbers), float_of(numbers[2 * tables]))
         else:
@@ -111,6 +113,10 @@ class RowServer:
             with suppress(CheckpointError):  # the ranks have it too, and may go on
                 self._calls[kind](numbers)
         return True
+
+    def _settle(self) -> None:
+        if self._held.hot:
+            self._held.hot.settle()
 
     def _in(self, numbers: list[int]) -> list[str]:
         """The tables that an exchange is about."""

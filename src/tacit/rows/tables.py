@@ -150,6 +150,8 @@ class Tables:
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
         cold = self._hot.cold(different) if self._hot else keys
         pulled = pull(self._owners, self._shards, cold, kind)
+        if self._hot:
+            self._hot.settle()
         self.stats.looked_up += sum(len(each) for each in ids.values())
         found = {}
         for name, some in pulled.rows.items():

@@ -45,7 +45,7 @@ class Wire:
     _purpose: str = "transfer"
 
     def __post_init__(self) -> None:
-        self.rank, self.world = dist.get_rank(self.group), self.first or dist.get_world_size(self.group)
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     @contextmanager
