@@ -18,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-codec bench-error bench-accuracy chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -68,6 +68,9 @@ bench-error: $(READY)  ## errors of the codecs on real gradients
 
 bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minutes)
 	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+bench-sparse: $(READY)  ## sparse tables in the lab: shards, row servers and hot rows against DDP (about 20 minutes; ARGS=--quick: 3)
+	@$(BIN)/python benchmarks/sparse.py $(ARGS)
 
 chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 45 minutes)
 	@$(BIN)/python benchmarks/chaos.py $(ARGS)

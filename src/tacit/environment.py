@@ -35,6 +35,11 @@ def debug() -> bool:
     return bool(os.environ.get("TACIT_DEBUG"))
 
 
+def missing_of_a_job() -> list[str]:
+    """Those of torchrun's variables that a process needs to join a job, and does not have."""
+    return [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+
+
 def rank() -> int:
     """RANK, as torchrun sets it; 0 where it is not set."""
     return int(os.environ.get("RANK", 0))

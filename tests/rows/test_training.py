@@ -452,7 +452,7 @@ def test_traffic_is_counted_to_the_byte(ranks: Any) -> None:
         assert stats["row_nbytes"] == sum(4 * widths[name] * served[name] for name in table)
         assert stats["gradient_nbytes"] == sum(4 * widths[name] * away[name] for name in table)
         assert stats["header_nbytes"] == (world - 1) * 8 * (
-            3 + 2 * 7
+            4 + 2 * 8
         )  # agreement; pull and push, of two tables
         assert stats["sent_nbytes"] == sum(
             stats[f"{kind}_nbytes"] for kind in ("key", "row", "gradient", "header")
@@ -470,7 +470,7 @@ def keys_of(rank: int, world: int) -> dict[str, Tensor]:
 def counted(rank: int, world: int) -> Any:
     model = model_of()
     tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
-    assert tables.stats.sent_nbytes == (world - 1) * 8 * 3
+    assert tables.stats.sent_nbytes == (world - 1) * 8 * 4
     train(model, tables, rank, world, range(1), pull=True)
     return tables.stats.as_dict()
 

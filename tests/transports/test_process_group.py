@@ -27,6 +27,31 @@ def test_every_rank_receives_what_was_meant_for_it(ranks, paced):
         assert sent == 2 * sum(numel for to, numel in enumerate(NUMELS[rank]) if to != rank)
 
 
+UNEVEN = ((0, 70_000, 9), (20, 30, 1), (40_000, 5, 2))  # rank 1 has short messages only
+
+
+def _uneven_pairs(rank, world):
+    from tacit.attachments.handle import own_group
+    from tacit.transports import Wire
+
+    wire = Wire(own_group(None, None), uneven=True)
+    found = []
+    for wire.paced in (True, False):
+        parts = [torch.full((UNEVEN[rank][to],), 10 * rank + to, dtype=torch.int16) for to in range(world)]
+        received = wire.all_to_all(parts, [UNEVEN[source][rank] for source in range(world)])
+        found.append(
+            all(
+                torch.equal(part, torch.full((UNEVEN[source][rank],), 10 * source + rank, dtype=torch.int16))
+                for source, part in enumerate(received)
+            )
+        )
+    return found
+
+
+def test_a_rank_without_long_messages_does_not_wait_for_rounds_that_it_does_not_know(ranks):
+    assert ranks.run(3, _uneven_pairs) == [[True, True]] * 3
+
+
 def _measured(rank, world):
     import time
     from unittest import mock

@@ -25,6 +25,7 @@ VERBS = {
     "lab": "tacit.cli.lab",
     "aggregate": "tacit.cli.aggregate",
     "store": "tacit.cli.store",
+    "serve-rows": "tacit.cli.serve_rows",
 }
 BROKEN_PIPE = 141  # as a shell counts SIGPIPE
 

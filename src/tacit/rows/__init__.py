@@ -12,6 +12,7 @@ from tacit.rows.finding import shard
 from tacit.rows.hot import Hot
 from tacit.rows.modules import ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowAdagrad, RowOptimizer
+from tacit.rows.serving import serve
 from tacit.rows.store import PendingRows, Store
 from tacit.rows.table import Table
 from tacit.rows.tables import Tables
@@ -37,5 +38,6 @@ __all__ = [
     "Tables",
     "Through",
     "Uniform",
+    "serve",
     "shard",
 ]

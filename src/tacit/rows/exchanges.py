@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from struct import pack, unpack
 from typing import Protocol
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from tacit.rows.adding import Adder
 from tacit.rows.owners import Kind, Owners
 from tacit.rows.shard import Shard
+
+ABSENT = -1  # in a header, in the place of a number of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,10 @@ def pull(owners: Owners, shards: Mapping[str, Shard], keys: Mapping[str, Tensor]
     row_nbytes = [shards[name].table.row_nbytes for name in names]
     nbytes = [
         sum(counts[name][rank] * size for name, size in zip(names, row_nbytes, strict=True))
-        for rank in range(owners.world)
+        for rank in range(owners.members)
     ]
     received = owners.send_rows(
-        [_joined([part[rank] for part in given]) for rank in range(owners.world)], nbytes
+        [_joined([part[rank] for part in given]) for rank in range(owners.members)], nbytes
     )
     rows = {}
     for name, parts in _by_table(received, names, counts, row_nbytes).items():
@@ -79,7 +82,7 @@ def push(
 ) -> None:
     """Gradients (float32, a row a key) to the owners, who take the mean over ranks and a step of the optimizer."""
     names, order, counts = _routed(owners, shards, keys)
-    asked = _ask(owners, shards, names, keys, order, counts, Kind.PUSH, adders)
+    asked = _ask(owners, shards, names, keys, order, counts, Kind.PUSH, adders, lr)
     _send(owners, shards, adders, order, counts, gradients, asked, lr, beside)
 
 
@@ -94,8 +97,9 @@ def push_pulled(
 ) -> None:
     """Gradients of the rows of one pull, whose keys the owners know. A table without gradients here is left out by this rank."""
     names = [name for name in shards if name in pulled.keys]
-    counts = {name: pulled.counts[name] if name in gradients else [0] * owners.world for name in names}
-    headers = owners.announce(Kind.PUSH_PULLED, names, _numbers(owners, shards, counts, adders))
+    counts = {name: pulled.counts[name] if name in gradients else [0] * owners.members for name in names}
+    numbers = _numbers(owners, shards, counts, adders, lr)
+    headers = owners.announce(Kind.PUSH_PULLED, (names, lr), numbers)
     _agree(adders, headers, len(shards))
     sent = _counts_by_table(headers, shards, names)
     asked = {}
@@ -119,7 +123,7 @@ def _send(
 ) -> None:
     """The gradients by owner, all tables in one exchange; then every owner takes its step."""
     names = list(asked)
-    parts: list[list[Tensor]] = [[] for _ in range(owners.world)]
+    parts: list[list[Tensor]] = [[] for _ in range(owners.members)]
     for name in names:
         if name in gradients:
             for rank, part in enumerate(gradients[name][order[name]].split(list(counts[name]))):
@@ -127,7 +131,7 @@ def _send(
     widths = [4 * shards[name].table.width for name in names]
     nbytes = [
         sum(asked[name].counts[rank] * size for name, size in zip(names, widths, strict=True))
-        for rank in range(owners.world)
+        for rank in range(owners.members)
     ]
     received = owners.send_gradients([_joined(each) for each in parts], nbytes)
     incoming = _by_table(received, names, {name: asked[name].counts for name in names}, widths)
@@ -163,13 +167,13 @@ def _step(
 def _routed(
     owners: Owners, shards: Mapping[str, Shard], keys: Mapping[str, Tensor]
 ) -> tuple[list[str], dict[str, Tensor], dict[str, list[int]]]:
-    """The tables in the order of all ranks; positions of their keys by owner; how many each owner gets."""
+    """The tables in the order of all ranks; positions of their keys by owner; how many each member gets."""
     names = [name for name in shards if name in keys]
-    routes = {name: shards[name].table.by_owner(keys[name], owners.world) for name in names}
+    routes = {name: shards[name].table.by_owner(keys[name], len(owners.holders)) for name in names}
     return (
         names,
         {n: order for n, (order, _) in routes.items()},
-        {n: counts for n, (_, counts) in routes.items()},
+        {n: owners.by_member(counts) for n, (_, counts) in routes.items()},
     )
 
 
@@ -182,15 +186,17 @@ def _ask(
     counts: Mapping[str, Sequence[int]],
     kind: Kind,
     adders: Mapping[str, Adder] | None = None,
+    lr: float | None = None,
 ) -> dict[str, Incoming]:
     """Sends keys to their owners; back come those that this rank owns. With `adders` the ranks agree on exponents."""
-    headers = owners.announce(kind, names, _numbers(owners, shards, counts, adders))
+    about = names if lr is None else (names, lr)
+    headers = owners.announce(kind, about, _numbers(owners, shards, counts, adders, lr))
     if adders is not None:
         _agree(adders, headers, len(shards))
     asked = _counts_by_table(headers, shards, names)
     by_owner = {name: keys[name][order[name]].split(list(counts[name])) for name in names}
-    parts = [_joined([by_owner[name][rank] for name in names], torch.int64) for rank in range(owners.world)]
-    numels = [sum(asked[name][rank] for name in names) for rank in range(owners.world)]
+    parts = [_joined([by_owner[name][rank] for name in names], torch.int64) for rank in range(owners.members)]
+    numels = [sum(asked[name][rank] for name in names) for rank in range(owners.members)]
     received = owners.send_keys(parts, numels)
     found = _by_table(received, names, asked, [1] * len(names))
     return {name: Incoming(_joined(found[name], torch.int64), tuple(asked[name])) for name in names}
@@ -201,11 +207,28 @@ def _numbers(
     shards: Mapping[str, Shard],
     counts: Mapping[str, Sequence[int]],
     adders: Mapping[str, Adder] | None,
+    lr: float | None,
 ) -> list[list[int]]:
-    """For each rank how many keys of each table follow, and what this rank knows of the exponents."""
-    none = [0] * owners.world
+    """For each member how many keys of each table follow (ABSENT: it is not in the exchange), what this rank knows of the exponents, and the
+    learning rate: a row server knows nothing else of the exchange."""
+    absent = [ABSENT] * owners.members
     owns = [adder.own for adder in adders.values()] if adders else []
-    return [[*(counts.get(name, none)[rank] for name in shards), *owns] for rank in range(owners.world)]
+    rate = [bits_of(lr)] if lr is not None else []
+    return [
+        [*(counts.get(name, absent)[member] for name in shards), *owns, *rate]
+        for member in range(owners.members)
+    ]
+
+
+def bits_of(lr: float) -> int:
+    """A float64 as the integer with the same bits."""
+    return int.from_bytes(pack("<d", lr), "little", signed=True)
+
+
+def float_of(bits: int) -> float:
+    """The float64 with these bits."""
+    found: float = unpack("<d", bits.to_bytes(8, "little", signed=True))[0]
+    return found
 
 
 def _agree(adders: Mapping[str, Adder], headers: Sequence[Sequence[int]], tables: int) -> None:

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.rows.adding import RULES
+from tacit.rows.description import Description, check_known
 from tacit.rows.hot import Hot
 from tacit.rows.modules import Sharded, ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Kind, owners_of, timeout_of
+from tacit.rows.owners import Kind, owners_of
 from tacit.rows.table import DTYPES, Table
 from tacit.rows.tables import Tables
 from tacit.rows.through import Through
@@ -34,6 +35,7 @@ def shard(
     unbounded: Collection[str] = (),
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
+    servers: int = 0,
 ) -> Tables:
     """Puts a model's tables into shards: each rank keeps the rows it owns, and a forward looks rows up where they are.
 
@@ -54,6 +56,7 @@ def shard(
         unbounded: names of tables on the meta device that take any 64-bit integer as a key.
         seed: of first values.
         group: the ranks among which rows are shared; None for all.
+        servers: the last so many ranks of the job train nothing and keep all rows; they call `tacit.rows.serve`, or are `tacit serve-rows`.
 
     Returns:
         The tables: `step`, `pull`, `state_dict`, `gather`, `stats`.
@@ -67,7 +70,11 @@ def shard(
 
     docs/rows.md has the whole loop.
     """
-    owners = owners_of(group)
+    owners = owners_of(group, servers)
+    if owners.serves:
+        raise ConfigError(
+            f"rank {owners.rank} is one of the last {servers}, which serve rows: call tacit.rows.serve(servers={servers}) there"
+        )
     with owners.refusing():
         adding = adding or ("exact" if hot else RULES[0])
         _check_options(model, optimizer, adding)
@@ -75,7 +82,9 @@ def shard(
             hot.check(adding, owners.world)
         path = Through(through) if isinstance(through, str) else through
         if path is not None:
-            path.check(owners.world)
+            path.check(owners.members)
+        if servers:
+            check_known(optimizer)
         found = _found(model, tables)
         values = [
             _table(name, modules[0], init or NORMAL, name in unbounded, seed)
@@ -92,10 +101,14 @@ def shard(
         hot.about if hot else None,
         path.about if path else None,
     )
-    owners.announce(Kind.AGREE, about, [[]] * owners.world)
-    if path is not None and owners.wire is not None:
-        owners.link = path.open(owners.wire, timeout_of(owners.wire.group))
-    owners.numbers = 2 * len(values)
+    owners.announce(Kind.AGREE, about, [[servers]] * owners.members)
+    if servers:
+        begins = [name for name, plain in found.items() if not plain[0].weight.is_meta]
+        network = hot is not None and hot.in_the_network
+        described = Description(values, optimizer, adding, hot, network, begins, path)
+        owners.texts(described.as_text())
+    owners.go_through(path)
+    owners.numbers = 2 * len(values) + 1  # keys and an exponent of each, and a learning rate
     modules: dict[str, list[Sharded]] = {}
     made = Tables(values, owners, optimizer, adding, modules, hot)
     for name, plain in found.items():

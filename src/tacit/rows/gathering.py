@@ -13,8 +13,8 @@ from tacit.rows.table import Table
 def gathered_rows(owners: Owners, shard: Shard, to: int | None) -> tuple[Tensor, Tensor]:
     """Keys in order and their rows, of all owners, on rank `to` or (None) on all ranks; elsewhere none."""
     keys, weights, _ = shard.export()
-    world, table = owners.world, shard.table
-    receivers = [to is None or to == rank for rank in range(world)]
+    table = shard.table
+    receivers = [member < owners.world and to in (None, member) for member in range(owners.members)]
     numbers = [[len(keys) if receives else 0] for receives in receivers]
     counts = [header[0] for header in owners.announce(Kind.GATHER, (table.name, to), numbers)]
     all_keys = torch.cat(owners.send_keys(_for(keys, receivers), counts))

@@ -3,6 +3,8 @@
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 
+import torch.distributed as dist
+
 from tacit import environment
 from tacit.aggregator.addresses import PORT, parse_address
 from tacit.aggregator.spec import Address
@@ -78,11 +80,17 @@ class Hot:
     @property
     def about(self) -> tuple[object, ...]:
         """What all ranks must pass alike; their aggregators may differ, one a rack."""
-        through = self._control() is not None
-        return self.rows, self.every, through, self.mtu, self.slots, self.half_life_touches
+        return self.rows, self.every, self.in_the_network, self.mtu, self.slots, self.half_life_touches
 
-    def open(self, wire: Wire, timeout: timedelta | None) -> AggregatorLink | None:
-        """The link to the aggregator; None without one. A collective. The first sum joins."""
+    @property
+    def in_the_network(self) -> bool:
+        """Whether an aggregator adds."""
+        return self._control() is not None
+
+    def open(
+        self, wire: Wire, timeout: timedelta | None, meeting: dist.ProcessGroup | None = None
+    ) -> AggregatorLink | None:
+        """The link to the aggregator; None without one. A collective. The first sum joins. `meeting` as AggregatorLink has it."""
         control = self._control()
         if control is None:
             return None
@@ -94,6 +102,7 @@ class Hot:
             mtu=self.mtu,
             slots=self.slots,
             timeout=timeout,
+            meeting=meeting,
         )
         wire.lost_ranks = link.lost
         return link

@@ -21,12 +21,15 @@ class RowsToCopy:
 
 @dataclass
 class HotCopies:
-    """A hot row's owner trains it in its shard, every other rank a copy with the same gradient: all hold the same bits."""
+    """A hot row's owner trains it in its shard, every other rank a copy with the same gradient: all hold the same bits.
+
+    A row server knows only which of its own rows are hot: the ranks train them, and send them back when they leave.
+    """
 
     shard: Shard
     optimizer: RowOptimizer
-    rank: int
-    world: int
+    part: int | None  # of the owners; None: this rank owns nothing
+    owners: int
     keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # all, ascending
     own: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))  # which are this rank's
 
@@ -50,15 +53,24 @@ class HotCopies:
         rows[own], rows[~own] = self.shard.read(keys[own]), self._copies.read(keys[~own])
         return rows
 
-    def train(self, places: Tensor, means: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """The optimizer's step on the copies among these places, before the shard takes its own; the rest is for the shard."""
+    def train(self, places: Tensor, means: Tensor, lr: float, steps: int) -> tuple[Tensor, Tensor]:
+        """The optimizer's step on the copies among these places, after so many `steps` of the shard; the rest is for the shard."""
         keys, own = self.keys[places], self.own[places]
-        self._copies.steps = self.shard.steps
+        self._copies.steps = steps
         self._copies.train(keys[~own], means[~own], lr)
         return keys[own], means[own]
 
+    def take(self, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights and state of the copies of `keys`."""
+        return self._copies.take(keys)
+
+    def by_owner(self) -> list[Tensor]:
+        """The hot keys of each owner; a row server knows its own."""
+        order, counts = self.shard.table.by_owner(self.keys, self.owners)
+        return [self.keys[places] for places in order.split(counts)]
+
     def change(self, enter: RowsToCopy, leave: Tensor) -> None:
-        """Rows enter and leave. The owner of a row has it up to date, so a copy that leaves is dropped."""
+        """Rows enter and leave. Their owner has them up to date then, so a copy that leaves is dropped."""
         keys, weights, state = self._copies.export()
         stays, comes = ~torch.isin(keys, leave), ~self._owns(enter.keys)
         self._copies.clear()
@@ -77,7 +89,8 @@ class HotCopies:
         self.keys, self.own = self.keys[:0], self.own[:0]
 
     def _owns(self, keys: Tensor) -> Tensor:
-        order, counts = self.shard.table.by_owner(keys, self.world)
         own = torch.zeros(len(keys), dtype=torch.bool)
-        own[order.split(counts)[self.rank]] = True
+        if self.part is not None:
+            order, counts = self.shard.table.by_owner(keys, self.owners)
+            own[order.split(counts)[self.part]] = True
         return own

@@ -38,7 +38,7 @@ def touch_bits(world: int) -> int:
 
 
 def pack_touches(touched: Tensor, world: int) -> Tensor:
-    """Lanes of a bool vector."""
+    """Lanes of a bool vector, or of numbers of ranks."""
     bits = touch_bits(world)
     padded = torch.nn.functional.pad(touched.int(), (0, -len(touched) % (32 // bits)))
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)

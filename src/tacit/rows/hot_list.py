@@ -37,7 +37,7 @@ class HotList:
         self._options, self._owners, self._copies, self._optimizer = options, owners, copies, optimizer
         self._shards = {name: each.shard for name, each in copies.items()}
         tables = [shard.table for shard in self._shards.values()]
-        self._cost, self._rule = cost_and_rule(options, tables, owners.world, in_the_network)
+        self._cost, self._rule = cost_and_rule(options, tables, owners.world, owners.servers, in_the_network)
         self._pays: bool | None = None  # as it was reported last
         self._begin()
 
@@ -45,8 +45,12 @@ class HotList:
         self._steps = 0
         self._stale = False  # other ranks' hot rows are still to be copied
         self._slots = Slots(len(self._shards))
-        self._counts = DecayedCounts(half_life_touches=self._options.half_life_touches)
-        self._set = HotSet(self._counts, self._cost, self._rule, self._owners.rank, self._hashes)
+        busier = self._owners.world / len(self._owners.holders)  # than an owner where every rank is one
+        self._counts = DecayedCounts(half_life_touches=self._options.half_life_touches * busier)
+        part = self._owners.part
+        self._set = HotSet(
+            self._counts, self._cost, self._rule, part or 0, self._hashes, owns=part is not None
+        )
 
     def count(self, touched: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """A step: by table the rows of this owner that were trained, and by how many ranks. Agrees anew when it is time."""
@@ -60,6 +64,11 @@ class HotList:
         if self._steps % self._options.every == 0:
             self._agree()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `count` agrees anew."""
+        return (self._steps + 1) % self._options.every == 0
+
     def _agree(self) -> None:
         self._announce("agree")
         before = self._set.slots
@@ -71,11 +80,14 @@ class HotList:
 
     def _announce(self, what: str) -> None:
         """Ends all ranks with one sentence unless they do the same after the same number of steps."""
-        self._owners.announce(Kind.HOT, (what, self._steps), [[]] * self._owners.world)
+        self._owners.announce(Kind.HOT, (what, self._steps), [[]] * self._owners.members)
 
     def _move(self, moves: Mapping[str, Moves]) -> None:
         hand_out(self._owners, self._copies, self._optimizer, moves)
-        self._owners.traffic.hot_rows = self._set.size = sum(len(copies) for copies in self._copies.values())
+        held = sum(len(copies) for copies in self._copies.values())
+        if not self._owners.serves:  # which knows its own hot rows alone; the size of all is agreed on
+            self._set.size = held
+        self._owners.traffic.hot_rows = held
 
     def _keys_of(self, slots: Ints) -> dict[str, Tensor]:
         """By table the keys of these slots of this owner."""
@@ -125,7 +137,7 @@ class HotList:
         return SavedHot(self._steps, time, tables)
 
     def restore(self, saved: SavedHot | None) -> None:
-        """After the shards were loaded; None: no row is hot, and counting begins anew. Copies come with the next look-up or step."""
+        """After the shards were loaded; None: no row is hot, and counting begins anew. Copies come with `catch_up`."""
         self._begin()
         for copies in self._copies.values():
             copies.clear()
@@ -133,6 +145,8 @@ class HotList:
         if saved is None:
             return
         self._steps = saved.steps
+        if self._owners.part is None:
+            return
         hot, slots, counts = [], [], []
         for table, (name, shard) in enumerate(self._shards.items()):
             part = saved.tables[name]
@@ -150,16 +164,20 @@ class HotList:
         self._announce("loaded")
         none = torch.empty(0, dtype=torch.int64)
         self._move({name: Moves(keys, none) for name, keys in self._keys_of(self._set.slots).items()})
+        if self._owners.servers:
+            sizes = self._owners.texts(str(len(self._set.slots)))
+            self._set.size = sum(int(sizes[holder]) for holder in self._owners.holders)
 
 
 def cost_and_rule(
-    options: Hot, tables: Sequence[Table], world: int, in_the_network: bool
+    options: Hot, tables: Sequence[Table], world: int, servers: int, in_the_network: bool
 ) -> tuple[HotCost, HotRule]:
-    """With a shard on every rank. Payload bytes of an average row; a number of rows that was asked for costs nothing."""
+    """Payload bytes of an average row; a number of rows that was asked for costs nothing. Links of ranks and row servers are taken as equal."""
     if isinstance(options.rows, int):
         return HotCost(world, 1.0, 0.0, 1.0, 0.0), HotRule(options.rows, pays_from=0.0)
     gradient = sum(4 * table.width for table in tables) / len(tables)
     row = sum(table.row_nbytes for table in tables) / len(tables)
-    cold = (8 + row + gradient) / 2 * (world - 1) / world
+    cold = (8 + row + gradient) / 2 * (1 if servers else (world - 1) / world)
+    ratio = max(1.0, world / servers) if servers else 1.0
     twice = 1.0 if in_the_network else 2 * (world - 1) / world  # the process group sends parts, then sums
-    return HotCost(world, 1.0, twice * gradient, cold, twice * touch_bits(world) / 8), HotRule(AUTO_MOST)
+    return HotCost(world, ratio, twice * gradient, cold, twice * touch_bits(world) / 8), HotRule(AUTO_MOST)

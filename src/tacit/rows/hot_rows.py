@@ -11,18 +11,21 @@ The bits are those of shards with adding="exact", whatever is hot: a row's gradi
 """
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from tacit.rows.adding import Adder
 from tacit.rows.hot import Hot
+from tacit.rows.hot_agreement import bring_back
 from tacit.rows.hot_checkpoint import SavedHot
 from tacit.rows.hot_copies import HotCopies
-from tacit.rows.hot_lanes import FixedRows, pack_touches, sum_rows, unpack_touches
+from tacit.rows.hot_lanes import FixedRows, pack_touches, sum_rows, touch_bits, unpack_touches
 from tacit.rows.hot_list import HotList
+from tacit.rows.line import Line
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Owners
+from tacit.rows.owners import Kind, Owners
 from tacit.rows.shard import Shard
 from tacit.transports.aggregator_link import AggregatorLink
 from tacit.transports.lanes import sum_lanes
@@ -39,15 +42,21 @@ class HotRows:
         adders: Mapping[str, Adder],
         optimizer: RowOptimizer,
         link: AggregatorLink | None,
+        in_the_network: bool,
     ) -> None:
         self._owners, self._shards, self._adders, self._link = owners, shards, adders, link
+        self._optimizer = optimizer
         self._copies = {
-            name: HotCopies(shard, optimizer, owners.rank, owners.world) for name, shard in shards.items()
+            name: HotCopies(shard, optimizer, owners.part, len(owners.holders))
+            for name, shard in shards.items()
         }
-        self._list = HotList(options, owners, self._copies, optimizer, in_the_network=link is not None)
+        self._list = HotList(options, owners, self._copies, optimizer, in_the_network=in_the_network)
         self._mine: dict[str, tuple[Tensor, Tensor]] = {}  # places and gradients of this step
         self._cold: Mapping[str, Tensor] = {}  # keys of this step that came to this owner
         self._touches: dict[str, Tensor] = {}  # ranks that have touched each hot row, by place
+        self._unsettled = False  # the last step has not ended
+        self._late: Future[dict[str, tuple[Tensor, Tensor]]] | None = None  # its sums, beside row servers
+        self._line: Line[dict[str, tuple[Tensor, Tensor]]] = Line("tacit-hot-rows")
 
     def keys(self, name: str) -> Tensor:
         """The hot keys of a table, ascending."""
@@ -61,8 +70,19 @@ class HotRows:
         """After the shards were loaded; None: no row is hot, and counting begins anew."""
         self._list.restore(saved)
 
+    def catch_up(self) -> None:
+        """After a checkpoint was loaded: every owner hands out its hot rows."""
+        self._list.catch_up()
+
+    def bring_back(self) -> None:
+        """Row servers receive hot rows as the ranks have trained them; these stay hot."""
+        if self._owners.servers:
+            keys = {name: copies.by_owner() for name, copies in self._copies.items()}
+            bring_back(self._owners, self._copies, self._optimizer, keys)
+
     def close(self) -> None:
         """Leaves the aggregator."""
+        self._line.end()
         if self._link is not None:
             self._link.close()
 
@@ -93,6 +113,7 @@ class HotRows:
         self, keys: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Keys and gradients of cold rows, for their owners; those of hot rows are kept for `train`."""
+        self.call_and_settle()
         self._list.catch_up()
         cold_keys, cold_gradients, self._mine = {}, {}, {}
         for name, given in gradients.items():
@@ -104,8 +125,18 @@ class HotRows:
 
     def train(self, cold: Mapping[str, Tensor], lr: float) -> dict[str, tuple[Tensor, Tensor]]:
         """The optimizer's step on copies; by table the keys and means that are for this rank's shard. `cold` are the keys, each as often
-        as a rank has it, that this rank trains beside."""
-        self._cold, self._touches = cold, self._touched()
+        as a rank has it, that this rank trains beside. A row server trains no hot row."""
+        self._cold = cold
+        if self._owners.serves:
+            return {}
+        steps = {name: shard.steps for name, shard in self._shards.items()}
+        if not self._owners.servers:
+            return self._train(lr, steps)
+        self._late = self._line.run(lambda: self._train(lr, steps))  # of which nothing is for a shard
+        return {}
+
+    def _train(self, lr: float, steps: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
+        self._touches = self._touched()
         union = {name: touches.nonzero().view(-1) for name, touches in self._touches.items()}
         fixed = [self._fixed(name, places) for name, places in union.items()]
         before = self._sent_nbytes
@@ -118,14 +149,65 @@ class HotRows:
         for (name, places), rows in zip(union.items(), sums, strict=True):
             if len(places):
                 means = self._adders[name].means_of(rows.values, rows.broken, self._owners.world)
-                own[name] = self._copies[name].train(places, means, lr)
+                own[name] = self._copies[name].train(places, means, lr, steps[name])
         return own
 
     def end_step(self) -> None:
-        """Counts what was touched, and agrees anew when it is time."""
+        """Counts what was touched, and agrees anew when it is time. Beside row servers the sums may take until `settle`: a step that agrees
+        on nothing leaves them to a thread, so that the next pull of cold rows, which needs none of them, goes on meanwhile."""
+        self._unsettled = True
+        if not self._owners.servers or self._list.is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """The end of the last step, on ranks and row servers after the same exchange: after the next pull, or when ranks call for it."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        self.wait()
+        if self._owners.servers:
+            self._report_touches()
         touched = {name: self._touched_here(name) for name in self._shards}
         self._mine, self._cold, self._touches = {}, {}, {}
         self._list.count(touched)
+
+    def call_and_settle(self) -> None:
+        """A rank's, before an exchange that is no pull."""
+        if self._unsettled:
+            self._owners.call(Kind.SETTLE)
+            self.settle()
+
+    def wait(self) -> None:
+        """Until the copies are trained; raises what kept them from it."""
+        if self._late is not None:
+            late, self._late = self._late, None
+            late.result()
+
+    def _report_touches(self) -> None:
+        """Row servers, which are in no sum, receive from a rank each how many ranks have touched each of their hot rows."""
+        owners, none = self._owners, torch.empty(0, dtype=torch.int32)
+        parts, numels = [none] * owners.members, [0] * owners.members
+        held = [len(copies) for copies in self._copies.values()]
+        per_lane = 32 // touch_bits(owners.world)
+        if owners.serves:
+            assert owners.part is not None
+            numels[owners.part % owners.world] = -(-sum(held) // per_lane)
+        else:
+            for place in range(owners.rank, owners.servers, owners.world):
+                parts[owners.holders[place]] = pack_touches(self._touches_of(place), owners.world)
+        received = owners.send_touches(parts, numels)
+        if owners.part is not None:
+            lanes = received[owners.part % owners.world]
+            counts = unpack_touches(lanes, sum(held), owners.world).split(held)
+            self._touches = dict(zip(self._copies, counts, strict=True))
+
+    def _touches_of(self, owner: int) -> Tensor:
+        """How many ranks have touched each hot row of one owner, by table and key."""
+        found = []
+        for name, copies in self._copies.items():
+            places = copies.find(copies.by_owner()[owner])
+            found.append(self._touches[name][places])
+        return torch.cat(found)
 
     def _touched(self) -> dict[str, Tensor]:
         """By table how many ranks have touched each hot row."""
@@ -167,11 +249,11 @@ class HotRows:
         return keys[keys != padding], counts[keys != padding]
 
     def _add(self, own: Tensor) -> Tensor:
-        assert self._owners.wire is not None
-        with self._owners.wire.purpose("sum of hot rows"):
-            return sum_lanes(self._owners.wire, self._link, own)
+        assert self._owners.between is not None
+        with self._owners.between.purpose("sum of hot rows"):
+            return sum_lanes(self._owners.between, self._link, own)
 
     @property
     def _sent_nbytes(self) -> int:
-        assert self._owners.wire is not None
-        return self._owners.wire.sent_nbytes
+        assert self._owners.between is not None
+        return self._owners.between.sent_nbytes

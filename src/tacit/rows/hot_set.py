@@ -191,13 +191,14 @@ class HotSet:
     rule: HotRule = field(default_factory=HotRule)
     owner: int = 0
     keys_of: Callable[[Ints], Ints] = field(default=lambda slots: slots)  # what all ranks call these slots
+    owns: bool = True  # False: a rank beside row servers, which computes what they decide and has no row
     slots: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # hot ones of this owner, ascending
     size: int = 0  # hot rows of all owners
 
     def agree(self) -> Agreeing:
         """A conversation with the other owners: it yields three requests, receives three answers, and returns the change."""
         slots, counts = self.counts.candidates(CountSteps().least)
-        facts = [self.counts.total, self.counts.rank_steps, 1.0]
+        facts = [self.counts.total, self.counts.rank_steps, 1.0] if self.owns else [0.0, 0.0, 0.0]
         summed: Floats = yield SumOver(np.concatenate((CountSteps().histogram(counts), facts)))
         total, rank_steps, owners = (float(fact) for fact in summed[STEPS:])
         decision = decide(_whole(summed[:STEPS]), total, rank_steps / owners, self.cost, self.rule, self.size)
@@ -206,7 +207,8 @@ class HotSet:
         proposed = self._proposed(slots, counts, limit)
         every: Sequence[Announced] = yield GatherOver(proposed.announced(self.keys_of))
         entering, leaving = settle(every, self.size, decision.hot, self.rule.enter * limit)
-        self._apply(proposed, entering[self.owner], leaving[self.owner])
+        if self.owns:
+            self._apply(proposed, entering[self.owner], leaving[self.owner])
         enter = np.concatenate([each.enter[kept] for each, kept in zip(every, entering, strict=True)])
         gone = [
             np.concatenate((each.leave, each.weak[out])) for each, out in zip(every, leaving, strict=True)

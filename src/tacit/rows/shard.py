@@ -63,6 +63,14 @@ class Shard:
         with self._lock:
             self._append(keys, weights, state or self._optimizer.begin(weights.float()))
 
+    def replace(self, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Writes over the rows of `keys`, all of which are there."""
+        with self._lock:
+            at = self._find(keys)
+            self._weights[at] = weights
+            for name, values in state.items():
+                self._state[name][at] = values
+
     def places(self, keys: Tensor) -> Tensor:
         """The place of each of `keys`, which stays until `clear`; -1 where there is no row."""
         with self._lock:

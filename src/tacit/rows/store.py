@@ -4,11 +4,10 @@ The same parts as `shard`: keys have owners, owners have a row optimizer. Exchan
 were asked for; what a call returns is waited for with `wait()`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from tacit.rows import checkpoint
 from tacit.rows.adding import RULES, Adder
 from tacit.rows.exchanges import pull, push
 from tacit.rows.gathering import gathered_rows
+from tacit.rows.line import Line
 from tacit.rows.optimizers import RowOptimizer
 from tacit.rows.owners import Kind, Owners, owners_of
 from tacit.rows.shard import Shard
@@ -130,8 +130,8 @@ class Store:
         self._adders = {name: Adder(adding == "exact")}
         self._pushers = _agreed(owners_of(group), (str(self._table), str(optimizer), adding, stale))
         self._pullers = _agreed(owners_of(group), "pulls") if stale else self._pushers
-        self._push_line = _Line(f"tacit-{name}-push")
-        self._pull_line = _Line(f"tacit-{name}-pull") if stale else self._push_line
+        self._push_line: Line[Tensor] = Line(f"tacit-{name}-push")
+        self._pull_line = Line(f"tacit-{name}-pull") if stale else self._push_line
         self._changed = Condition()
         self._asked = 0  # pushes that were asked for
         self._ended = 0  # pushes that have ended
@@ -243,7 +243,7 @@ class Store:
             line.end()
             owners.close()
 
-    def _lines(self) -> "list[tuple[_Line, Owners]]":
+    def _lines(self) -> "list[tuple[Line[Tensor], Owners]]":
         return [(self._push_line, self._pushers), (self._pull_line, self._pullers)]
 
     @property
@@ -276,7 +276,7 @@ class Store:
 
 def _agreed(owners: Owners, about: object) -> Owners:
     owners.announce(Kind.AGREE, about, [[]] * owners.world)
-    owners.numbers = 2
+    owners.numbers = 3
     return owners
 
 
@@ -293,29 +293,3 @@ def _both(first: PendingRows, second: PendingRows) -> "Future[Tensor]":
 
     second._future.add_done_callback(lambda ended: first._future.add_done_callback(lambda _: settle(ended)))
     return joined
-
-
-class _Line:
-    """A thread that runs one call after another; it never keeps a process from ending."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Future[Tensor], Callable[[], Tensor]] | None] = SimpleQueue()
-        self._thread = Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, call: Callable[[], Tensor]) -> "Future[Tensor]":
-        future: Future[Tensor] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def end(self) -> None:
-        self._calls.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (found := self._calls.get()) is not None:
-            future, call = found
-            try:
-                future.set_result(call())
-            except BaseException as error:  # whoever waits for it gets it
-                future.set_exception(error)

@@ -1,6 +1,7 @@
 """The tables of one model in shards on its ranks: look-ups, a step, checkpoints, and plain tables again."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,16 +9,14 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.rows import checkpoint
-from tacit.rows.adding import Adder
 from tacit.rows.exchanges import Pulled, pull, push, push_pulled
-from tacit.rows.gathering import all_rows, gathered_rows
+from tacit.rows.gathering import all_rows
+from tacit.rows.held import HeldRows
 from tacit.rows.hot import Hot
 from tacit.rows.hot_checkpoint import pick_hot
-from tacit.rows.hot_rows import HotRows
 from tacit.rows.modules import LookUp, Sharded, flat_ids
 from tacit.rows.optimizers import RowOptimizer
-from tacit.rows.owners import Kind, Owners, timeout_of
-from tacit.rows.shard import Shard
+from tacit.rows.owners import Kind, Owners
 from tacit.rows.table import Table
 from tacit.rows.traffic import RowTraffic
 
@@ -47,11 +46,10 @@ class Tables:
         hot: Hot | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self._tables = {table.name: table for table in tables}
-        self._owners, self._adding, self._modules = owners, adding, modules
-        self._shards = {table.name: Shard(table, optimizer) for table in tables}
-        self._adders = {table.name: Adder(adding == "exact") for table in tables}
-        self._hot = self._opened(hot)
+        in_the_network = hot is not None and hot.in_the_network
+        self._held = HeldRows(tables, owners, optimizer, adding, hot, in_the_network)
+        self._tables, self._shards, self._adders = self._held.tables, self._held.shards, self._held.adders
+        self._owners, self._hot, self._modules = owners, self._held.hot, modules
         self._pending: list[tuple[Pulled, dict[str, LookUp]]] = []
         self._current: dict[str, LookUp] = {}  # of the last pull(), until the next or step()
 
@@ -152,6 +150,8 @@ class Tables:
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
         cold = self._hot.cold(different) if self._hot else keys
         pulled = pull(self._owners, self._shards, cold, kind)
+        if self._hot:
+            self._hot.settle()
         self.stats.looked_up += sum(len(each) for each in ids.values())
         found = {}
         for name, some in pulled.rows.items():
@@ -206,13 +206,14 @@ class Tables:
         Returns:
             Tensors, numbers and text: it loads with weights_only=True.
 
+        Raises:
+            ConfigError: the rows are on row servers; `save` has these write them.
+
         Example:
             >>> torch.save(tables.state_dict(), f"{path}/rows-{rank}.pt")
         """
-        state = checkpoint.saved(self._shards, self._adders, self._rules)
-        if self._hot:
-            state["hot"] = self._hot.saved().as_state()
-        return state
+        self._refuse_with_servers("state_dict", "save")
+        return self._held.state()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Goes on from a checkpoint: this rank keeps the rows that it owns. All of it is checked before any is used.
@@ -222,16 +223,45 @@ class Tables:
 
         Raises:
             CheckpointError: it is of other tables, of another optimizer, incomplete or damaged; the tables are then as they were.
+            ConfigError: the rows are on row servers; `load` has these read them.
 
         Example:
             >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
         """
-        found = checkpoint.pick(state, self._tables, self._rules)
-        hot = pick_hot(state, found, self._rules) if self._hot else None
+        self._refuse_with_servers("load_state_dict", "load")
+        found = checkpoint.pick(state, self._tables, self._held.rules)
+        hot = pick_hot(state, found, self._held.rules) if self._hot else None
         self.zero_grad()
-        checkpoint.restore(found, self._shards, self._adders)
-        if self._hot:
-            self._hot.restore(hot)
+        self._held.restore(found, hot)
+
+    def save(self, folder: str | Path) -> None:
+        """Every owner of rows, rank or row server, writes its part into a folder, whole or not at all; a collective.
+
+        Args:
+            folder: rank 0's is taken; owners on several machines write on theirs. A folder a checkpoint.
+
+        Raises:
+            CheckpointError: an owner cannot write; the others may have.
+
+        Example:
+            >>> tables.save(f"{path}/step-{step}")
+        """
+        self._held.save(str(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Goes on from what `save` wrote, with any number of ranks and row servers; a collective. All is checked before any is used.
+
+        Args:
+            folder: rank 0's is taken. Owners read their own part where there are as many as have written, else all parts.
+
+        Raises:
+            CheckpointError: it is of other tables, of another optimizer, incomplete or damaged; the tables are then as they were.
+
+        Example:
+            >>> tables.load(f"{path}/step-{step}")
+        """
+        self._held.load(str(folder))
+        self.zero_grad()
 
     # ---- all rows in one place
 
@@ -279,37 +309,28 @@ class Tables:
         """
         if to is not None and not 0 <= to < self._owners.world:
             raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
-        return gathered_rows(self._owners, self._shards[self._known(name)], to)
+        return self._held.gather_rows(self._known(name), to)
 
     def close(self) -> None:
-        """Frees the process group of the tables; nothing can be looked up after that."""
-        if self._hot:
-            self._hot.close()
-        self._owners.close()
+        """Frees the process group of the tables, and ends their row servers; nothing can be looked up after that. All ranks call it."""
+        self._held.close()
 
     # ---- for shard()
 
     def put(self, name: str, weights: Tensor) -> None:
-        """Takes over the rows of a plain table that this rank owns.
+        """The owners take over the rows of a plain table.
 
         Args:
             name: the table, which has no row yet.
             weights: of all its keys.
         """
-        order, counts = self._tables[name].by_owner(torch.arange(len(weights)), self._owners.world)
-        own = order.split(counts)[self._owners.rank]
-        self._shards[name].put(own, weights.detach().cpu()[own])
+        self._held.begin(name, weights.detach().cpu())
 
-    def _opened(self, hot: Hot | None) -> HotRows | None:
-        owners = self._owners
-        if hot is None or owners.wire is None:
-            return None
-        link = hot.open(owners.wire, timeout_of(owners.wire.group))
-        return HotRows(hot, owners, self._shards, self._adders, self.optimizer, link)
-
-    @property
-    def _rules(self) -> checkpoint.Rules:
-        return checkpoint.Rules(self.optimizer, self._adding, self._owners.rank, self._owners.world)
+    def _refuse_with_servers(self, method: str, instead: str) -> None:
+        if self._owners.servers:
+            raise ConfigError(
+                f"{method}() is for rows on the ranks, and these are on {self._owners.servers} row servers; use tables.{instead}(folder)"
+            )
 
     def _known(self, name: str) -> str:
         if name not in self._tables:

@@ -68,21 +68,25 @@ class Through:
         """What all ranks must pass alike."""
         return self.mtu, self.window_nbytes
 
-    def open(self, wire: Wire, timeout: timedelta | None) -> RowLink:
-        """The link to all other ranks. A collective, which joins."""
+    @property
+    def where(self) -> str:
+        """The aggregator's control, as this rank knows it."""
+        return self.at or environment.aggregator_address()
+
+    def open(self, wire: Wire, timeout: timedelta | None, patience_s: float) -> RowLink:
+        """The link to all other members. A collective, which joins."""
         secret = self.secret or environment.aggregator_secret()
         path = RowPath(self._control(), secret, self.mtu, self.window_nbytes)
-        link = RowLink(wire, path, timeout=timeout)
+        link = RowLink(wire, path, patience_s=patience_s, timeout=timeout)
         wire.lost_ranks = link.lost
         return link
 
     def _control(self) -> Address:
-        at = self.at or environment.aggregator_address()
-        if not at:
+        if not self.where:
             raise ConfigError(
                 "through= does not say where the aggregator is; write Through('host:port'), or set TACIT_AGGREGATOR"
             )
-        return parse_address(at, port=PORT)
+        return parse_address(self.where, port=PORT)
 
 
 def _is_whole(value: object) -> bool:

@@ -88,7 +88,8 @@ class SumRequest:
 
 
 class AggregatorLink:
-    """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs."""
+    """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs. `meeting`: the ranks of
+    the wire in a group of their own, where the wire's has others too."""
 
     def __init__(
         self,
@@ -100,11 +101,12 @@ class AggregatorLink:
         mtu: int,
         slots: int,
         timeout: timedelta | None,
+        meeting: dist.ProcessGroup | None = None,
     ) -> None:
         self._wire, self._control, self._secret = wire, control, secret
         self._patience_s, self._mtu, self._slots = patience_s, mtu, slots
         self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
-        self._meeting = group_beside(wire.group, timeout)
+        self._meeting = meeting or group_beside(wire.group, timeout)
         self._run = name_for(self._meeting)
         self._rack = self._find_rack()
         store = dist.distributed_c10d._get_default_store()

@@ -30,6 +30,12 @@ class Wire:
     group: dist.ProcessGroup
     sent_nbytes: int = 0
     paced: bool = True  # whether long messages between all pairs go in rounds; alike on all ranks
+    uneven: bool = (
+        False  # whether a rank may have long messages where others have short ones: each pair then decides
+    )
+    first: int | None = (
+        None  # so many ranks of the group alone; the others take no part, which needs `uneven`
+    )
     lost_ranks: Callable[[], Sequence[int]] = (
         tuple  # those known to be gone, where something beside the group knows it
     )
@@ -71,6 +77,17 @@ class Wire:
             f"rank {self.rank} of {self.world} lost the exchange in a {what}: {who}; restart all ranks from the last "
             f"checkpoint ({reason})"
         )
+
+    def unreachable(self) -> tuple[int, ...]:
+        """After an error: the ranks whose connection to this one is broken."""
+        return tuple(rank for rank in range(self.world) if rank != self.rank and self._breaks(rank))
+
+    def _breaks(self, rank: int) -> bool:
+        try:
+            self._send(self._token, rank)
+        except (RuntimeError, ValueError):
+            return True
+        return False
 
     def measure(self) -> None:
         """Finds out whether long messages need rounds here: not between two ranks, nor where every link is fast. All ranks call it together."""
@@ -133,7 +150,9 @@ class Wire:
         # The longest message decides, and it is the same on all ranks: each either sends or receives every shard.
         long = max(*(part.numel() for part in raw), *nbytes) >= _PACED_NBYTES
         with self._moving():
-            if long and self._is_gloo(raw[0].device):
+            if self.uneven:
+                received = self._by_pair(raw, nbytes)
+            elif long and self._is_gloo(raw[0].device):
                 received = self._pairwise(raw, nbytes) if self.paced else self._together(raw, nbytes)
             else:
                 received = self._at_once(raw, nbytes)
@@ -189,6 +208,32 @@ class Wire:
             _wait(works)
             _wait([self._receive(torch.empty_like(self._token), to), self._send(self._token, source)])
         return out
+
+    def _by_pair(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """Short messages all at once, long ones in the rounds of `_pairwise`; empty ones do not travel. Sender and receiver of a message
+        both know its length, so they agree without the others."""
+        out = [recycled.empty(nbytes[rank], torch.uint8, parts[0].device) for rank in range(self.world)]
+        out[self.rank] = parts[self.rank]
+        pairs = [((self.rank + k) % self.world, (self.rank - k) % self.world) for k in range(1, self.world)]
+        short = [self._receive(out[source], source) for _, source in pairs if self._is_short(out[source])]
+        short += [self._send(parts[to], to) for to, _ in pairs if self._is_short(parts[to])]
+        late = []
+        for to, source in pairs:
+            sends, receives = parts[to].numel() >= _PACED_NBYTES, out[source].numel() >= _PACED_NBYTES
+            works = [self._receive(out[source], source)] if receives else []
+            works += [self._send(parts[to], to)] if sends else []
+            if self.paced:
+                _wait(works)
+                tokens = [self._receive(torch.empty_like(self._token), to)] if sends else []
+                _wait(tokens + ([self._send(self._token, source)] if receives else []))
+            else:
+                late += works
+        _wait([*late, *short])
+        return out
+
+    @staticmethod
+    def _is_short(part: Tensor) -> bool:
+        return 0 < part.numel() < _PACED_NBYTES
 
     def _send(self, part: Tensor, to: int) -> Any:
         return dist.isend(part, group=self.group, group_dst=to)

@@ -42,6 +42,7 @@ from tacit.transports.row_seat import RowPath, RowSeat, take_row_seat
 
 log = logging.getLogger("tacit")
 
+PATIENCE_S = 10.0  # with a late rank, before a warning names it
 _POLL_S = 0.2  # between two looks at the store
 _GREETING_S = 1.0
 _TRY_S, _LONGEST_TRY_S = 0.5, 60.0  # between two attempts to return; doubled with each
@@ -66,7 +67,7 @@ class RowLink:
     """Opened by all ranks together. `all_to_all` is for one thread; `close` ends the watch and leaves the job."""
 
     def __init__(
-        self, wire: Wire, path: RowPath, *, patience_s: float = 10.0, timeout: timedelta | None = None
+        self, wire: Wire, path: RowPath, *, patience_s: float = PATIENCE_S, timeout: timedelta | None = None
     ) -> None:
         if wire.world > MOST_RANKS:
             raise PairingError(

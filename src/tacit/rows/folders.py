@@ -1,0 +1,59 @@
+"""A checkpoint of sharded tables as files, one an owner: rows-0-of-2.pt, rows-1-of-2.pt. Any number of owners reads them again."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tacit.errors import CheckpointError
+
+
+def write(folder: Path, state: dict[str, Any]) -> str:
+    """One owner's part, whole or not at all. Returns why it could not be written; "" if it was."""
+    path = folder / _name(state["rank"], state["world"])
+    beside = path.with_suffix(".new")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, beside)
+        beside.replace(path)
+    except (OSError, RuntimeError) as cause:  # torch has its own for a full disk
+        return f"{path} cannot be written ({' '.join(str(cause).split())[:200]}); save into another folder"
+    return ""
+
+
+def read(folder: Path, part: int, count: int) -> list[dict[str, Any]]:
+    """This owner's part where `count` owners wrote, else those of all."""
+    if (own := folder / _name(part, count)).is_file():
+        return [_read(own)]
+    paths = sorted(folder.glob("rows-*-of-*.pt"))
+    counts = {path.stem.rpartition("-of-")[2] for path in paths}
+    if len(counts) != 1:
+        there = "no part" if not counts else f"parts of {' and of '.join(sorted(counts))} owners"
+        raise CheckpointError(
+            f"{folder} has {there} of a checkpoint of sharded tables, seen from owner {part} of {count}; load a folder that one save() wrote"
+        )
+    states = [_read(path) for path in paths]
+    if len({state["checkpoint"] for state in states}) > 1:
+        raise CheckpointError(
+            f"{folder} has parts of different checkpoints; load a folder that one save() wrote"
+        )
+    return states
+
+
+def _name(part: int, count: int) -> str:
+    return f"rows-{part}-of-{count}.pt"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as cause:
+        raise CheckpointError(
+            f"{path} cannot be read ({' '.join(str(cause).split())[:200]}); load another checkpoint"
+        ) from cause
+    if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), str):
+        raise CheckpointError(
+            f"{path} is no part of a checkpoint that tables.save() wrote; load another folder"
+        )
+    return found
