@@ -27,9 +27,16 @@ STEPS = 6
 
 
 def trained(
-    rank: int, world: int, at: str | None, before_step: Any = None, *, hot: bool = False, **options: Any
+    rank: int,
+    world: int,
+    at: str | None,
+    before_step: Any = None,
+    *,
+    hot: bool = False,
+    servers: int = 0,
+    **options: Any,
 ) -> Any:
-    """All rows as bits, how exchanges were made, and the traffic."""
+    """All rows as bits, how exchanges were made, and the traffic. `world` is that of the ranks."""
     torch.manual_seed(7)
     tables = rows.shard(
         (model := Clicks()),
@@ -38,6 +45,7 @@ def trained(
         unbounded=["tag"],
         hot=rows.Hot(rows=20, every=2, at=at or "", secret=SECRET) if hot else None,
         through=Through(at, secret=SECRET, **options) if at else None,
+        servers=servers,
     )
     for step in range(STEPS):
         if before_step:
@@ -111,6 +119,12 @@ def test_when_the_aggregator_dies_in_an_exchange_no_bit_changes(ranks: Any, expe
 
 
 def train_through_a_death(rank: int, world: int, at: str, process_id: int) -> Any:
+    return trained(rank, world, at, strike_at(process_id) if rank == 0 else None)
+
+
+def strike_at(process_id: int) -> Any:
+    """What kills the aggregator while an exchange is on its way, two steps before the end."""
+
     def strike(link: Any) -> None:
         deadline = time.monotonic() + 60
         while not link._inside and time.monotonic() < deadline:
@@ -118,10 +132,34 @@ def train_through_a_death(rank: int, world: int, at: str, process_id: int) -> An
         os.kill(process_id, signal.SIGKILL)
 
     def before_step(step: int, tables: rows.Tables) -> None:
-        if rank == 0 and step == STEPS - 2:
+        if step == STEPS - 2:
             threading.Thread(target=strike, args=(tables._owners.link,)).start()
 
-    return trained(rank, world, at, before_step)
+    return before_step
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["whole", "dies"])
+def test_row_servers_take_the_aggregator_too(ranks: Any, expected: Any, dies: bool) -> None:
+    """Ranks tell them where it is; its secret they have in their environment."""
+    aggregator = Aggregator()
+    try:
+        found = ranks.run(6, train_with_servers, aggregator.at, aggregator.process.pid if dies else 0)
+    finally:
+        aggregator.close()
+    for weights, (through, round_about, changes), stats in found[:4]:
+        assert same(weights, expected[0])
+        assert stats["hot_rows"] == 20 and through > 10
+        assert (round_about > 0, changes > 0) == (dies, dies)
+    for stats in found[4:]:
+        assert stats["row_nbytes"] > 0 == stats["gradient_nbytes"]
+
+
+def train_with_servers(rank: int, world: int, at: str, process_id: int) -> Any:
+    os.environ["TACIT_AGGREGATOR_SECRET"] = SECRET
+    if rank >= 4:
+        return rows.serve(2).as_dict()
+    strike = strike_at(process_id) if process_id else None
+    return trained(rank, 4, at, strike if rank == 0 else None, hot=True, servers=2)
 
 
 def test_the_kernel_plane_passes_the_same_bits_on(ranks: Any, expected: Any) -> None:
