@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from aggregator.plane_kinds import kernel_plane_missing
 from aggregator.relay import Relay
 from rows.test_hot_training import Clicks, result, same, train
@@ -19,7 +20,7 @@ from schemes.aggregators import SECRET, Aggregator
 from tacit import rows
 from tacit.aggregator.client.membership import Membership
 from tacit.aggregator.client.row_stack import RowSocket
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TransportError
 from tacit.rows import Through
 from tacit.transports import row_seat
 
@@ -160,6 +161,36 @@ def train_with_servers(rank: int, world: int, at: str, process_id: int) -> Any:
         return rows.serve(2).as_dict()
     strike = strike_at(process_id) if process_id else None
     return trained(rank, 4, at, strike if rank == 0 else None, hot=True, servers=2)
+
+
+@pytest.mark.parametrize(("member", "name"), [(3, "row server 1 (rank 3)"), (1, "rank 1")])
+def test_who_dies_is_named_by_all_others(ranks: Any, member: int, name: str) -> None:
+    aggregator = Aggregator()
+    try:
+        ranks.start(4, lose, member, aggregator.at)
+        found = ranks.results(4)
+    finally:
+        aggregator.close()
+    assert found[member] == ("died", -signal.SIGKILL)
+    for kind, sentence in found[:member] + found[member + 1 :]:
+        assert kind == "ok" and name in sentence and "went away; restart all ranks" in sentence, sentence
+
+
+def lose(rank: int, world: int, member: int, at: str) -> str:
+    """Rank 0 kills the member before the third step."""
+    os.environ["TACIT_AGGREGATOR_SECRET"] = SECRET
+    pids: list[Any] = [None] * world
+    dist.all_gather_object(pids, os.getpid())
+
+    def strike(step: int, tables: rows.Tables) -> None:
+        if step == 2 and rank == 0:
+            os.kill(pids[member], signal.SIGKILL)
+
+    try:
+        rows.serve(2) if rank >= 2 else trained(rank, 2, at, strike, servers=2)
+    except TransportError as lost:
+        return str(lost)
+    return "nothing was missed"
 
 
 def test_the_kernel_plane_passes_the_same_bits_on(ranks: Any, expected: Any) -> None:
