@@ -96,7 +96,7 @@ def configurations(
     if "star" in cell["compare"]:
         inner = table(keys.rows, width, True)
         ddp = nn.parallel.DistributedDataParallel(inner, process_group=group, init_sync=False)
-        handle = tacit.attach(ddp, None, f"every / thc / star(mtu={spec['mtu']})")
+        handle = tacit.attach(ddp, None, f"every / thc / star(mtu={spec['mtu']}, slots={spec['slots']})")
         found.append(
             Timed(
                 "thc / star",
