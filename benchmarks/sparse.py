@@ -7,8 +7,8 @@ A setting is ranks x row servers: 4x1, 8x2 and 8x1 hosts of a star, the aggregat
 step each, round by round; ratios are those of the rounds, and the median of them is shown. A step is the exchange of one batch of 4096 x 26
 look-ups a rank with the optimizer's step, and nothing of a model. Keys are drawn and coalesced beforehand, the same for all. Hot rows are
 found before, on counts of 30 steps over links without a limit; what the first agreement takes longer than a step, when all of them enter, is
-shown apart: later ones, every 50 steps, send the changes alone. Rows in shards take two steps at a time: the sums of hot rows of one run beside the
-pull of the next, and all of it is timed.
+shown apart: later ones, every 50 steps, send the changes alone. Rows in shards take three steps at a time, of which two are timed, from the end of a push to
+the end of the next one: the sums of hot rows of one step run beside the pull of the next.
 
 Beside each ratio is the one that `tacit sim rows` computes for the same law, rates, MTU and 8-byte keys, and beside the bytes that left a
 rank's and a server's interface the computed ones. Links have 200 Mbit, with 8 ranks 100: two cores then carry the packets. Rows of 64 numbers
@@ -48,6 +48,7 @@ ON_RANKS = (
 LOOKUPS = 4096 * 26
 HOT_EVERY = 30  # steps before hot rows are agreed on: an owner's counts then have most of what they keep
 FAST_BPS = 10e9  # meanwhile
+BURST = 3  # steps at a time, as in sparse_node.py
 SLOTS = 16  # of 9 kB, of each job at the aggregator: more would overflow the queue of a link
 LEAST = {  # what issue 23 asks for: (setting, law, width, configuration) -> ratio against its base
     **{("4x1", law, 16, "thc / star"): 3.2 for law in ("zipf(s=1.05)",)},
@@ -243,7 +244,7 @@ def rows_of(setting: Setting, cell: Cell, members: Sequence[Any], law: Popularit
             computed_ratio=other.time_s / own.time_s if other else None,
             least=LEAST.get((str(setting), cell.law, cell.width, name)),
             hot=hot,
-            agreement_s=max(0.0, max(one["agreed_s"] for one in each) - 2 * median(slowest[base or name]))
+            agreement_s=max(0.0, max(one["agreed_s"] for one in each) - BURST * median(slowest[base or name]))
             if ranks[0]["agreed_s"]
             else 0.0,
             rank_nbytes=mean(mean(rank["interface_nbytes"]) for rank in ranks),
