@@ -114,6 +114,13 @@ class Scheme(ABC):
         return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One request of a kind for every row of a reduce-scatter, row r being rank r's."""
+
+    requests: tuple[Request, ...]
+
+
 @dataclass(slots=True)
 class Channel:
     """A wire, and the scheme that was opened over it."""
@@ -130,7 +137,10 @@ class Channel:
     def answer(self, request: Request, seed: int) -> Any:
         return self.scheme.answer(self.wire, request, seed)
 
-    def start(self, request: Request, seed: int) -> Callable[[], Any]:
+    def start(self, request: Request | Rows, seed: int) -> Callable[[], Any]:
+        if isinstance(request, Rows):
+            answers = self.scheme.answer_rows(self.wire, request.requests, seed)
+            return lambda: answers
         return self.scheme.start(self.wire, request, seed)
 
     def close(self) -> None:
