@@ -29,7 +29,7 @@ from tacit.errors import ConformanceError, TacitError, TransportError
 from tacit.layout import Layout
 from tacit.memory import MemoryStore
 from tacit.requests import Codec, Context, Conversation, Reduced, Request, as_reduced, context_for
-from tacit.schemes import Channel, Rows
+from tacit.schemes import Channel, RowRequests
 from tacit.sparse import TouchedRows
 from tacit.stats import Stats
 from tacit.transports import Wire
@@ -38,7 +38,7 @@ _MOST_STARTED = 2  # requests under way, where the scheme does not keep the thre
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
-RowsTalk = Generator[Rows, Any, Reduced]  # conversations of all rows of a reduce-scatter, in lock step
+RowsTalk = Generator[RowRequests, Any, Reduced]  # conversations of all rows of a reduce-scatter, in lock step
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +51,7 @@ class Reduction:
     seed: int
     finish: Callable[[Reduced], None]
     done: threading.Event = field(default_factory=threading.Event)
-    request: Request | Rows | None = None
+    request: Request | RowRequests | None = None
     asked: int = 0
     ready: torch.Event | None = None  # on an accelerator: when the input was computed, and when the result is
     finished: torch.Event | None = None
@@ -66,7 +66,7 @@ class Exchange:
         self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._inbox: queue.PriorityQueue[tuple[int, int, Reduction | None, Any]] = queue.PriorityQueue()
-        self._outbox: queue.SimpleQueue[tuple[Reduction, Request | Rows] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Reduction, Request | RowRequests] | None] = queue.SimpleQueue()
         self._requesting: deque[Reduction] = deque()  # jobs with requests still to make, in order
         self._open: set[Reduction] = set()
         self._flags: deque[tuple[Layout, int, Tensor]] = deque()
@@ -302,8 +302,10 @@ class Exchange:
                 del item  # as in the codec thread
         self._inbox.put((0, next(self._count), None, None))
 
-    def _start(self, job: Reduction, request: Request | Rows) -> tuple[Reduction, str, Callable[[], Any]]:
-        kind = type(request.requests[0] if isinstance(request, Rows) else request).__name__
+    def _start(
+        self, job: Reduction, request: Request | RowRequests
+    ) -> tuple[Reduction, str, Callable[[], Any]]:
+        kind = type(request.requests[0] if isinstance(request, RowRequests) else request).__name__
         with counted(self.wire, self.stats, kind, job.group):
             return job, kind, self.channel.start(request, job.seed)
 

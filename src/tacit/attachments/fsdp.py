@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from tacit import recycled
 from tacit.attachments.agreement import agree
 from tacit.attachments.fsdp_pass import FsdpPass, Outgoing
-from tacit.attachments.fsdp_units import RowMemory, ShardRows, Unit, chunk_numel, shards_of
+from tacit.attachments.fsdp_units import ShardRows, Unit, UnitRowMemory, chunk_numel, shards_of
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -39,7 +39,7 @@ from tacit.errors import ConfigError, ConformanceError
 from tacit.exchange import Exchange, RowsTalk, report_nonfinite
 from tacit.layout import Layout
 from tacit.requests import Conversation, Reduced, as_reduced, context_for
-from tacit.schemes import Channel, Rows
+from tacit.schemes import Channel, RowRequests
 
 
 def attach_fsdp(handle: Handle, target: Target) -> None:
@@ -183,7 +183,7 @@ class _ReduceScatter(ReduceScatter):
 
         contexts = [
             context_for(
-                RowMemory(handle.memory, self.layout, row, self._rows[row], x.device),
+                UnitRowMemory(handle.memory, self.layout, row, self._rows[row], x.device),
                 seed=handle.seed,
                 step=step,
                 bucket=f"{self.layout.key}#{row}",
@@ -206,7 +206,7 @@ def _in_lock_step(talks: Sequence[Conversation], rounds: int, own: int, kept: bo
     answers: Sequence[Any] = [None] * len(talks)
     for _ in range(rounds):
         requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
-        answers = yield Rows(tuple(requests))
+        answers = yield RowRequests(tuple(requests))
     reduced = _end(talks[own], answers[own])
     for row, talk in enumerate(talks):
         if row != own and kept:

@@ -118,7 +118,7 @@ class ShardRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowMemory:
+class UnitRowMemory:
     """One row of the unit's memory, as the row's codec sees it."""
 
     memory: MemoryStore

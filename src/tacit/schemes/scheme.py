@@ -115,7 +115,7 @@ class Scheme(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRequests:
     """One request of a kind for every row of a reduce-scatter, row r being rank r's."""
 
     requests: tuple[Request, ...]
@@ -137,8 +137,8 @@ class Channel:
     def answer(self, request: Request, seed: int) -> Any:
         return self.scheme.answer(self.wire, request, seed)
 
-    def start(self, request: Request | Rows, seed: int) -> Callable[[], Any]:
-        if isinstance(request, Rows):
+    def start(self, request: Request | RowRequests, seed: int) -> Callable[[], Any]:
+        if isinstance(request, RowRequests):
             answers = self.scheme.answer_rows(self.wire, request.requests, seed)
             return lambda: answers
         return self.scheme.start(self.wire, request, seed)
