@@ -5,6 +5,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -43,6 +44,7 @@ def attach(
     timeout: timedelta | None = None,
     records: str | Path | None = None,
     check_every: int = CHECK_EVERY,
+    overlap: Literal["backward", "forward"] = "backward",
 ) -> Handle:
     """Puts `strategy` on `model`: from now on its ranks exchange as the strategy describes. Call it on all ranks alike.
 
@@ -58,6 +60,9 @@ def attach(
         timeout: bounds every wait (default: the process group's); in gossip, which waits for nobody, the start.
         records: a JSONL file that gets one record a step.
         check_every: steps between two comparisons of a checksum of what all ranks should hold alike; 0 turns them off.
+        overlap: what an exchange goes on beside: "backward", or also the next "forward", each of whose modules then waits for its own
+            gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP; call `handle.flush()` before you
+            read parameters outside of a forward pass.
 
     Returns:
         The handle: `stats`, `state_dict()`, `no_sync()`, `merge()`, `close()`.
@@ -88,6 +93,7 @@ def attach(
             group,
             timeout,
             _whole_steps(check_every),
+            _overlap(overlap, parsed, module),
         )
         _refuse_attached(module)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -161,6 +167,16 @@ def _whole_steps(check_every: int) -> int:
             f"check_every={check_every!r}: steps between two checks of equal bits, or 0 for none"
         )
     return check_every
+
+
+def _overlap(overlap: str, strategy: Strategy, module: nn.Module) -> str:
+    if overlap not in ("backward", "forward"):
+        raise ConfigError(f'overlap={overlap!r}: write "backward", the default, or "forward"')
+    if overlap == "forward" and not (isinstance(strategy.when, GradientRule) and kind_of(module) == "ddp"):
+        raise ConfigError(
+            "overlap='forward' is for DDP and strategies that exchange gradients in every step; leave it out here"
+        )
+    return overlap
 
 
 def _ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[int]:

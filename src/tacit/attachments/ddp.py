@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.ahead import ForwardOverlap, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
@@ -59,7 +61,11 @@ def attach_ddp(handle: Handle, target: Target) -> None:
     labels = {name: groups.get(name, "0") for name in reduced}
     buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced), sparse_names(ddp, reduced))
     stray = _stray(ddp, reduced)
-    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
+    optimizer = None
+    if target.overlap == "forward":
+        _refuse_unused(ddp, buckets)
+        optimizer = refuse_what_forbids_it(target.optimizer, ddp.module, reduced)
+    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap]
     agree(ddp.process_group, handle.strategy, facts, timeout)
     if stray:
         raise ConfigError(
@@ -70,7 +76,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -118,6 +124,18 @@ def _stray(ddp: nn.parallel.DistributedDataParallel, reduced: Mapping[str, nn.Pa
     return [name for name, p in names.items() if p.requires_grad and name not in reduced]
 
 
+def _refuse_unused(ddp: nn.parallel.DistributedDataParallel, buckets: list[Bucket]) -> None:
+    """What DDP finds out about unused parameters comes with the last gradient, after the step has begun."""
+    if ddp.find_unused_parameters or ddp.static_graph:
+        raise ConfigError(
+            "overlap='forward' needs a gradient of every parameter in every step; build DDP without find_unused_parameters= and static_graph="
+        )
+    if table := next((bucket.names[0] for bucket in buckets if bucket.sparse), None):
+        raise ConfigError(
+            f"table {table!r} has sparse gradients, which overlap='forward' does not take; leave overlap= out"
+        )
+
+
 class DdpAttachment:
     """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
 
@@ -128,7 +146,10 @@ class DdpAttachment:
         channel: Channel,
         buckets: list[Bucket],
         guard: Guard,
+        parameters: Mapping[str, nn.Parameter],
+        stepped: torch.optim.Optimizer | None,
     ):
+        """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
@@ -138,7 +159,12 @@ class DdpAttachment:
         # DDP may be waiting for futures that will not come any more
         self.exchange.on_fail = weakly(self._fail)
         when_dropped(self, self.exchange.drop)
-        self._backward = Backward(handle, self.exchange, buckets)
+        self._overlap = (
+            None
+            if stepped is None
+            else ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
+        )
+        self._backward = Backward(handle, self.exchange, buckets, self._overlap)
         self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
         self._pending: dict[str, _Pending] = {}
 
@@ -149,6 +175,8 @@ class DdpAttachment:
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
         if not self._backward.started:
+            if self._overlap is not None:
+                self._overlap.begin()
             self._guard.begin()
         buffer = bucket.buffer()
         names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
@@ -162,11 +190,19 @@ class DdpAttachment:
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
             call_after_backward(self._finish)
+        if self._overlap is not None:  # DDP's copy of the gradients has been read when the pass is over
+            pending.release()
         return pending.future
 
     def _finish(self) -> None:
         self._backward.finish()
         self._guard.end()
+        if self._overlap is not None:
+            call_after_backward(self._overlap.handed_over)  # after DDP, which writes gradients until then
+
+    def flush(self) -> None:
+        if self._overlap is not None:
+            self._overlap.flush()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()
@@ -184,8 +220,12 @@ class DdpAttachment:
     def close(self) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            exchange.close()
-            leave(self.channel)
+            try:
+                if self._overlap is not None:
+                    self._overlap.close()
+            finally:
+                exchange.close()
+                leave(self.channel)
 
 
 class _Pending:
@@ -205,6 +245,12 @@ class _Pending:
             if self._missing != 0:
                 return
         self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
+
+    def release(self) -> None:
+        """DDP need not wait."""
+        with self._lock:
+            self._missing = 0
+        self._start.set_result(self._buffer)
 
     def fail(self, error: BaseException) -> None:
         with self._lock:

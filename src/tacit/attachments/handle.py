@@ -62,6 +62,13 @@ class Parting(Attachment, Protocol):
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class Owing(Attachment, Protocol):
+    """One that may owe gradients or steps to parameters after `backward()` and `step()` have returned."""
+
+    def flush(self) -> None: ...
+
+
 class Handle:
     """One strategy on one model on one rank, until `close()`. `tacit.attach` makes it.
 
@@ -186,6 +193,22 @@ class Handle:
         if isinstance(self._attachment, Parting):
             self._attachment.merge()
 
+    def flush(self) -> None:
+        """Waits for what is still on its way, with `overlap="forward"`: call it before you read or change parameters outside of a forward pass.
+
+        Elsewhere nothing is on its way, and it does nothing.
+
+        Raises:
+            TransportError: The exchange has ended.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.flush()
+        """
+        if isinstance(self._attachment, Owing):
+            self._attachment.flush()
+
     def divergence(self) -> float:
         """How far the ranks' models differ. All ranks must call it, except in gossip, where each rank queries others by itself.
 
@@ -260,6 +283,7 @@ class Handle:
             raise ConfigError(
                 "the handle is closed; attach the model again, and load the state into that handle"
             )
+        self.flush()
         place = checkpoints.Place(self.rank, self.world, self._lane)
         chosen = checkpoints.pick(state, place, str(self.strategy), self.numels)
         parting = self._attachment if isinstance(self._attachment, Parting) else None
@@ -325,6 +349,7 @@ class Handle:
         return self._process - self.rank * (dist.get_world_size() // self.world) if _distributed() else 0
 
     def _own_state(self) -> dict[str, Any]:
+        self.flush()
         if self.closed and self._parts:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}

@@ -23,6 +23,7 @@ class Target:
     group: dist.ProcessGroup | None
     timeout: timedelta | None
     check_every: int
+    overlap: str = "backward"  # or "forward": what an exchange may go on beside
 
     @property
     def inside(self) -> dist.ProcessGroup | None:

@@ -1,0 +1,184 @@
+"""overlap="forward": exchanges and steps go on beside the next forward pass, and nobody can tell from the bits."""
+
+import threading
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from toys import WIDTH, deep, flat, loss_of, own_state
+
+import tacit
+from tacit.attachments.order import by_need
+from tacit.schemes import Sharded
+
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True
+    ),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.005)),
+    "adamw groups": lambda model: torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "name": "same"},
+            {
+                "params": [p for p in model.parameters() if p.ndim == 1],
+                "weight_decay": 0.0,
+                "lr": 0.001,
+                "name": "same",
+            },
+        ],
+        lr=0.005,
+    ),
+    "foreach": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.001, foreach=True, momentum=0.5),
+}
+
+
+class Attending(nn.Module):
+    """Uses the output projection of torch's attention, whose own module is never called, and ties two weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(11, 32)
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 11, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.head(self.block(self.tokens(x)))
+
+
+def _slots(optimizer):
+    """Its state by parameter: the order of the entries is that of first steps."""
+    found = sorted(optimizer.state_dict()["state"].items())
+    return [
+        torch.as_tensor(value).clone() for _, slots in found for value in slots.values() if value is not None
+    ]
+
+
+def _train(rank, world, kind, text, overlap, how, steps=12):
+    """Losses, the model, the optimizer's state and the handle's after some steps, with all that may come between them."""
+    torch.manual_seed(1)
+    inner = Attending() if kind == "attention" else deep(layers=4)
+    model = DDP(inner, gradient_as_bucket_view="view" in how)
+    optimizer = OPTIMIZERS[how.split("/")[0]](model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    handle = tacit.attach(model, optimizer, text, bucket="20kB", overlap=overlap)
+    found = []
+    for step in range(steps):
+        rng = torch.Generator().manual_seed(100 * step + rank)
+        ids = torch.randint(0, 11, (3, 5), generator=rng)
+
+        def loss(step=step, ids=ids):
+            if kind == "attention":
+                return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            return loss_of(model, rank, step)
+
+        if step % 4 == 3:
+            with handle.no_sync():
+                loss().backward()
+        value = loss()
+        value.backward()
+        found.append(value.detach())
+        if "clip" in how:
+            found.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+        if step == 5:  # an evaluation, of the inner module
+            with torch.no_grad():
+                found.append(
+                    (inner.eval()(ids) if kind == "attention" else inner(torch.ones(1, WIDTH))).sum()
+                )
+                inner.train()
+        if step == 6:
+            found += [value.clone() for value in model.state_dict().values()]
+        if step == 7:
+            found += _slots(optimizer)
+        if step == 8:
+            found += [p.grad.clone() for p in model.parameters()]
+        optimizer.zero_grad(set_to_none="zeros" not in how)
+        schedule.step()
+    state = own_state(handle)
+    found += [
+        value
+        for slots in state["memory"].values()
+        for value in slots.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    handle.close()
+    found += [flat(model), *_slots(optimizer)]
+    return [value.detach() for value in found], state["step"]
+
+
+def test_the_bits_are_those_of_steps_that_waited(ranks):
+    for kind, text, how in (
+        ("deep", "none / sharded", "sgd"),
+        ("deep", "ef(int4(block=32))", "adam/view"),
+        ("deep", "int8", "adamw groups/zeros"),
+        ("deep", "bf16 / allreduce", "foreach/view/clip"),
+        ("attention", "int8", "adam"),
+    ):
+        with warnings.catch_warnings():
+            ahead = ranks.run(2, _train, kind, text, "forward", how)
+        waited = ranks.run(2, _train, kind, text, "backward", how)
+        for (own, step), (expected, steps) in zip(ahead, waited, strict=True):
+            assert step == steps == 12 and len(own) == len(expected)
+            assert [
+                n for n, (a, b) in enumerate(zip(own, expected, strict=True)) if not torch.equal(a, b)
+            ] == [], (kind, text, how)
+
+
+class _Held(Sharded):
+    """Answers only the first sums of a pass, until it is let go."""
+
+    go = threading.Event()
+    most = 1 << 30
+    answered = 0
+
+    def sum(self, wire, request, seed):
+        if _Held.answered >= _Held.most:
+            assert _Held.go.wait(60), "somebody waited for what the forward pass does not need yet"
+        _Held.answered += 1
+        return super().sum(wire, request, seed)
+
+
+def _beside(rank, world):
+    """Of five buckets one has come when step() returns, and the forward pass goes on to the module that needs another."""
+    torch.manual_seed(1)
+    model = DDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(5))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tacit.attach(model, optimizer, "none / sharded", bucket="16kB", overlap="forward")
+    handle._attachment.channel.scheme = _Held()
+    x = torch.ones(2, 64)
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.flush()
+    model(x).sum().backward()
+    _Held.most = _Held.answered  # hold what comes from now on
+    optimizer.step()
+    optimizer.zero_grad()
+    before = [p.detach().clone() for p in model.parameters()]
+    model(x).sum().backward()
+    _Held.most = _Held.answered  # hold what comes from now on
+    optimizer.step()
+    optimizer.zero_grad()
+    before = [p.detach().clone() for p in model.parameters()]
+    reached = []
+    for at, layer in enumerate(model.module):
+        layer.register_forward_pre_hook(lambda *_, at=at: reached.append(at))
+    threading.Timer(1.0, _Held.go.set).start()
+    model(x)
+    return len(before), reached
+
+
+def test_buckets_leave_in_the_order_in_which_they_are_needed():
+    ready, took = [1.0, 2.0, 3.0, 4.0], [2.5, 1.0, 1.0, 1.0]
+    assert by_need(ready, took, need=[3, 2, 1, 0]) == [
+        0,
+        2,
+        3,
+        1,
+    ]  # 1 and 2 are ready when 0 is through; then 3 is
+    assert by_need(ready, [0.5] * 4, need=[3, 2, 1, 0]) == [0, 1, 2, 3]  # a fast wire: as they come
+    assert by_need([0.0] * 4, took, need=[3, 0, 1, 2]) == [1, 2, 3, 0]
+    assert by_need([], [], []) == []
