@@ -60,8 +60,18 @@ class Reduction:
 class Exchange:
     """The ordered communication of one handle. `close()` ends its threads; so does the end of the process."""
 
-    def __init__(self, channel: Channel, codec: Codec, stats: Stats, *, device: torch.device):
+    def __init__(
+        self,
+        channel: Channel,
+        codec: Codec,
+        stats: Stats,
+        *,
+        device: torch.device,
+        most_started: int = _MOST_STARTED,
+    ):
+        """`most_started`: requests under way at a time; with 1, what goes first has the wire for itself."""
         self.channel, self.wire, self.codec, self.stats = channel, channel.wire, codec, stats
+        self._most_started = most_started
         self.error: TacitError | None = None
         self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
@@ -290,7 +300,7 @@ class Exchange:
             started: deque[tuple[Reduction, str, Callable[[], Any]]] = deque()
             while True:
                 try:
-                    if started and (len(started) == _MOST_STARTED or self._outbox.empty()):
+                    if started and (len(started) == self._most_started or self._outbox.empty()):
                         self._end(*started.popleft())
                         continue
                     if (item := self._outbox.get()) is None:

@@ -12,7 +12,7 @@ completes everything first. Who reads parameters outside of a forward pass calls
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Self
@@ -47,6 +47,7 @@ class Flight:
     submitted_s: float
     job: Reduction | None = None
     mean: Tensor | None = None
+    means: dict[str, Tensor] = field(default_factory=dict)  # the same, by parameter, once it is settled
     finished_s: float = 0.0
     pending: dict[str, PendingGradient] = field(default_factory=dict)
     owed: "OwedStep | None" = None  # what its parameters have not been given yet
@@ -116,7 +117,7 @@ class ForwardOverlap:
         self._hidden: list[Flight] = []
         self._owes = False
         self._warned = False
-        self._clock = PassClock(len(buckets))
+        self._clock = PassClock(buckets)
         self._agreeing: Callable[[], Tensor] | None = None
         self.order = list(range(len(buckets)))
         flush = weakly(self.flush)
@@ -171,14 +172,9 @@ class ForwardOverlap:
             if not flight.landed:
                 self._warn(_READ_AFTER if self._owes else _READ_BEFORE)
             self.settle(flight)
-            return self._part(flight, name)
+            return flight.means[name]
 
         return come
-
-    def _part(self, flight: Flight, name: str) -> Tensor:
-        assert flight.mean is not None
-        layout = flight.bucket.layout
-        return layout.split(flight.mean)[name].view(self._parameters()[name].shape)
 
     # ---- the step
 
@@ -234,12 +230,12 @@ class ForwardOverlap:
         assert flight.job is not None
         self._exchange.wait([flight.job])
         del self._flights[flight.bucket.index]
-        if not self._flights:
-            self._owes = False
-        if flight.mean is not None and flight.mean.device.type != "cpu":
+        assert flight.mean is not None
+        if flight.mean.device.type != "cpu":
             flight.mean.record_stream(torch.accelerator.current_stream())
         parameters = self._parameters()
-        parts = {name: self._part(flight, name) for name in flight.pending}
+        parts = flight.bucket.layout.split(flight.mean)
+        parts = flight.means = {name: parts[name].view_as(parameters[name]) for name in flight.pending}
         optimizer = self._optimizer()
         if flight.owed is not None and optimizer is not None:
             flight.owed.take(optimizer, {parameters[name]: part for name, part in parts.items()})
@@ -247,6 +243,9 @@ class ForwardOverlap:
             if parameters[name].grad is pending:
                 parameters[name].grad = parts[name]
         self._clock.landed(flight)
+        if not self._flights:
+            self._owes = False
+            self._clock.complete()
 
     def flush(self) -> None:
         """Waits for everything; all parameters are then what they would be had every step waited."""
@@ -327,14 +326,15 @@ class Gates:
 
 
 class PassClock:
-    """When buckets are ready, and how long each occupies the wire, in some passes near the start."""
+    """When buckets are ready, and how long the wire takes for all of them, in some passes near the start."""
 
-    def __init__(self, count: int):
+    def __init__(self, buckets: Sequence[Bucket]):
+        self._shares = [bucket.layout.numel * bucket.dtype.itemsize for bucket in buckets]
+        self._ready_s: list[list[float]] = [[] for _ in buckets]
+        self._busy_s: list[float] = []
         self._passes = 0
         self._start_s = 0.0
-        self._ready_s: list[list[float]] = [[] for _ in range(count)]
-        self._took_s: list[list[float]] = [[] for _ in range(count)]
-        self._free_s = 0.0
+        self._landed: list[tuple[float, float]] = []
         self._given = False
 
     @property
@@ -350,10 +350,16 @@ class PassClock:
             self._ready_s[index].append(time.perf_counter() - self._start_s)
 
     def landed(self, flight: Flight) -> None:
+        self._landed.append((flight.finished_s, flight.submitted_s))
+
+    def complete(self) -> None:
+        """All buckets of a pass have landed, whoever waited for them."""
+        landed, self._landed, busy_s, free_s = sorted(self._landed), [], 0.0, 0.0
+        for finished_s, submitted_s in landed:
+            busy_s += max(0.0, finished_s - max(free_s, submitted_s))
+            free_s = finished_s
         if self._on:
-            began_s = max(self._free_s, flight.submitted_s)
-            self._took_s[flight.bucket.index].append(max(0.0, flight.finished_s - began_s))
-            self._free_s = flight.finished_s
+            self._busy_s.append(busy_s)
 
     @property
     def measured(self) -> bool:
@@ -364,10 +370,12 @@ class PassClock:
         return True
 
     def figures(self) -> tuple[list[float], list[float]]:
-        """Medians, by bucket."""
-        return [median(found or [0.0]) for found in self._ready_s], [
-            median(found or [0.0]) for found in self._took_s
-        ]
+        """Medians: when each bucket is ready, and its share, by size, of the time that all of them take."""
+        busy_s, all_of_them = median(self._busy_s or [0.0]), sum(self._shares)
+        return (
+            [median(found or [0.0]) for found in self._ready_s],
+            [busy_s * share / all_of_them for share in self._shares],
+        )
 
 
 def refuse_what_forbids_it(

@@ -154,7 +154,11 @@ class DdpAttachment:
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
         self.exchange: Exchange | None = Exchange(
-            channel, handle.strategy.what, handle.stats, device=buckets[0].device
+            channel,
+            handle.strategy.what,
+            handle.stats,
+            device=buckets[0].device,
+            **({} if stepped is None else {"most_started": 2}),
         )
         # DDP may be waiting for futures that will not come any more
         self.exchange.on_fail = weakly(self._fail)
