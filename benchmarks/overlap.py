@@ -169,7 +169,9 @@ def under_ddp(case: Case, name: str, bucket_nbytes: int) -> Runner:
 
 
 def under_fsdp(case: Case, name: str) -> Runner:
-    clock = ReplayClock()
+    clock = ReplayClock(
+        waited=time.perf_counter
+    )  # as a CPU's: a layer begins when the one before it has let go
     model = played(case, clock)
     world = dist.get_world_size()
     policy, group = MixedPrecisionPolicy(), None
@@ -301,7 +303,7 @@ def main() -> None:
                 ["--worker", json.dumps(asdict(case)), "--turns", str(args.turns)],
                 ranks=args.ranks,
                 on_message=heard,
-                log_dir=Path("/tmp/ov/logs"),
+                log_dir=Path(logs),
                 rank_specs=[
                     launch.RankSpec(spec.prefix, {**spec.env, **here}) for spec in network.rank_specs()
                 ],

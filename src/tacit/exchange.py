@@ -60,18 +60,11 @@ class Reduction:
 class Exchange:
     """The ordered communication of one handle. `close()` ends its threads; so does the end of the process."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        codec: Codec,
-        stats: Stats,
-        *,
-        device: torch.device,
-        most_started: int = _MOST_STARTED,
-    ):
-        """`most_started`: requests under way at a time; with 1, what goes first has the wire for itself."""
+    def __init__(self, channel: Channel, codec: Codec, stats: Stats, *, device: torch.device):
         self.channel, self.wire, self.codec, self.stats = channel, channel.wire, codec, stats
-        self._most_started = most_started
+        self.most_started = (
+            _MOST_STARTED  # with 1, what goes first has the wire to itself; each rank may decide for itself
+        )
         self.error: TacitError | None = None
         self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
@@ -300,12 +293,17 @@ class Exchange:
             started: deque[tuple[Reduction, str, Callable[[], Any]]] = deque()
             while True:
                 try:
-                    if started and (len(started) == self._most_started or self._outbox.empty()):
+                    if started and (len(started) >= self.most_started or self._outbox.empty()):
                         self._end(*started.popleft())
                         continue
                     if (item := self._outbox.get()) is None:
                         break
                     started.append(self._start(*item))
+                    if not self.channel.lingers(
+                        item[1]
+                    ):  # its answer is here: nobody should wait for the next one's
+                        while started:
+                            self._end(*started.popleft())
                 except Exception as cause:
                     self._fail(cause)
                     break

@@ -127,48 +127,143 @@ def test_the_bits_are_those_of_steps_that_waited(ranks):
 
 
 class _Held(Sharded):
-    """Answers only the first sums of a pass, until it is let go."""
+    """Answers `most` sums, and more when it is let go."""
 
     go = threading.Event()
-    most = 1 << 30
-    answered = 0
+    most, answered = 1 << 30, 0
 
     def sum(self, wire, request, seed):
         if _Held.answered >= _Held.most:
-            assert _Held.go.wait(60), "somebody waited for what the forward pass does not need yet"
+            assert _Held.go.wait(30), "a module waited for another one's gradients"
         _Held.answered += 1
         return super().sum(wire, request, seed)
 
 
 def _beside(rank, world):
-    """Of five buckets one has come when step() returns, and the forward pass goes on to the module that needs another."""
+    """One bucket a layer, the first layer's first: it runs while none of the others has come."""
     torch.manual_seed(1)
-    model = DDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(5))))
+    model = DDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = tacit.attach(model, optimizer, "none / sharded", bucket="16kB", overlap="forward")
+    handle = tacit.attach(model, optimizer, "none / sharded", bucket=16640, overlap="forward")
     handle._attachment.channel.scheme = _Held()
     x = torch.ones(2, 64)
-    for _ in range(2):
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    handle.flush()
     model(x).sum().backward()
-    _Held.most = _Held.answered  # hold what comes from now on
     optimizer.step()
     optimizer.zero_grad()
-    before = [p.detach().clone() for p in model.parameters()]
-    model(x).sum().backward()
-    _Held.most = _Held.answered  # hold what comes from now on
+    model(x).sum()
+    handle._attachment._overlap.order = [3, 2, 1, 0]
+    _Held.most = _Held.answered + 1
+    before = [layer.weight.detach().clone() for layer in model.module]
+    model(x).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    before = [p.detach().clone() for p in model.parameters()]
-    reached = []
-    for at, layer in enumerate(model.module):
-        layer.register_forward_pre_hook(lambda *_, at=at: reached.append(at))
-    threading.Timer(1.0, _Held.go.set).start()
-    model(x)
-    return len(before), reached
+    seen = []
+
+    def look(module, args, out):
+        seen.append([not torch.equal(a, layer.weight) for a, layer in zip(before, model.module, strict=True)])
+        _Held.go.set()
+
+    for layer in model.module:
+        layer.register_forward_hook(look)
+    model(x).sum()
+    return seen[0], seen[-1], handle.step
+
+
+def test_a_module_runs_while_the_gradients_of_those_behind_it_are_on_their_way(ranks):
+    for first, last, steps in ranks.run(2, _beside):
+        assert (first, last, steps) == ([True, False, False, False], [True] * 4, 2)
+
+
+def _refusals(rank, world):
+    found = []
+
+    def attempt(model, optimizer, text="int8", **options):
+        try:
+            tacit.attach(model, optimizer, text, overlap="forward", **options)
+        except tacit.TacitError as error:
+            found.append(str(error))
+
+    model = DDP(deep(layers=1))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    attempt(model, None)
+    attempt(model, torch.optim.LBFGS(model.parameters()))
+    attempt(model, torch.optim.SGD(list(model.parameters())[1:], lr=0.1))
+    attempt(DDP(model.module, find_unused_parameters=True), sgd)
+    attempt(model.module, sgd, "local(2) / none")
+    compiled = DDP(nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")))
+    attempt(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1))
+    sparse = DDP(nn.Embedding(4, 2, sparse=True))
+    attempt(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+    try:
+        tacit.attach(model, sgd, "int8", overlap="sideways")
+    except tacit.TacitError as error:
+        found.append(str(error))
+    handle = tacit.attach(model, sgd, "int8", overlap="forward")
+    loss_of(model, rank, 0).backward()
+    try:
+        sgd.step(lambda: 0.0)
+    except tacit.TacitError as error:
+        found.append(str(error))
+    sgd.step()
+    handle.close()
+    loss_of(model, rank, 1).backward()  # after close(): DDP's own mean, and ordinary steps
+    sgd.step()
+    return found, flat(model)
+
+
+def test_what_forbids_it_is_refused_in_a_sentence(ranks):
+    (found, own), (_, other) = ranks.run(2, _refusals)
+    assert torch.equal(own, other)
+    for text, words in zip(
+        found,
+        (
+            "pass optimizer= to attach",
+            "steps parameter by parameter, and LBFGS may not allow it; torch's SGD, Adam,",
+            "'0.0.weight' is not in this optimizer",
+            "build DDP without find_unused_parameters= and static_graph=",
+            "is for DDP and strategies that exchange gradients in every step",
+            "a compiled model has none",
+            "has sparse gradients, which overlap='forward' does not take",
+            'write "backward", the default, or "forward"',
+            "cannot take optimizer.step(closure)",
+        ),
+        strict=True,
+    ):
+        assert words in text
+
+
+def _looked_at(rank, world, how):
+    """Everybody who looks sees what he would have seen, and is warned that nothing is gained."""
+    found = {}
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = DDP(deep(layers=3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, "none / sharded", bucket="20kB", overlap=overlap)
+        seen = found[overlap] = []
+        if how == "step hook":
+            optimizer.register_step_post_hook(lambda *_, seen=seen, model=model: seen.append(flat(model)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                loss_of(model, rank, step).backward()
+                if how == "gradients":
+                    seen.append(torch.stack([p.grad.norm() for p in model.parameters()]))
+                    for p in model.parameters():
+                        p.grad.clamp_(-1e-3, 1e-3)
+                optimizer.step()
+                handle.flush()
+                seen.append(flat(model))
+        texts = [str(one.message) for one in caught if "gains nothing" in str(one.message)]
+        handle.close()
+    return all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True)), texts
+
+
+def test_who_looks_in_between_sees_whole_steps(ranks):
+    for same, texts in ranks.run(2, _looked_at, "gradients"):
+        assert same and len(texts) <= 1  # none where all had come by then
+    for same, texts in ranks.run(2, _looked_at, "step hook"):
+        assert same and len(texts) == 1 and "the optimizer has step hooks" in texts[0]
 
 
 def test_buckets_leave_in_the_order_in_which_they_are_needed():

@@ -53,7 +53,8 @@ def attach(
             `backward()` its gradients are means over ranks. Rules that let models part (`local`, `diloco`, `adaptive`, ...) take a plain module.
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
         strategy: `when / what / who` as text, or a Strategy.
-        bucket: the size of what travels together. FSDP2 has units of its own: `bucket` and `timeout` have no effect there.
+        bucket: the size of what travels together, or "auto": measured on attaching, in DDP and plain modules under `every`. FSDP2 has units
+            of its own: `bucket` has no effect there.
         seed: makes stochastic rounding repeatable.
         group: for a plain module the ranks that share it; for FSDP2 the replicas on other hosts, whose all-reduce then takes the strategy;
             for DDP under a rule that merges models the same place of all hosts.
@@ -89,7 +90,7 @@ def attach(
             optimizer,
             parameters,
             group_names(parameters, optimizer),
-            _bucket_nbytes(bucket),
+            _bucket_nbytes(bucket, parsed, module),
             group,
             timeout,
             _whole_steps(check_every),
@@ -154,7 +155,14 @@ def _starts_with_gradients(strategy: Strategy) -> bool:
     return isinstance(strategy.when, MergeRule) and strategy.when.after > 0
 
 
-def _bucket_nbytes(bucket: str | int) -> int:
+def _bucket_nbytes(bucket: str | int, strategy: Strategy, module: nn.Module) -> int | None:
+    """None where it is to be measured."""
+    if bucket == "auto":
+        if not isinstance(strategy.when, GradientRule) or kind_of(module) == "fsdp2":
+            raise ConfigError(
+                "bucket='auto' is for DDP and plain modules that exchange gradients in every step; name a size, 4MiB for example"
+            )
+        return None
     nbytes = parse_size(bucket)
     if nbytes < 1:
         raise ConfigError(f"bucket={bucket}: a bucket has at least one byte; the default is 4MiB")

@@ -143,6 +143,7 @@ class ForwardOverlap:
     def begin(self) -> None:
         """Before the first bucket of a pass leaves."""
         self.flush()
+        self._exchange.most_started = 2
         self._clock.start()
         if self._agreeing is not None:
             agreed, self._agreeing = self._agreeing().view(3, -1).tolist(), None
@@ -159,6 +160,7 @@ class ForwardOverlap:
 
     def handed_over(self) -> None:
         """When backward has computed everything and nobody else writes gradients any more."""
+        self._exchange.most_started = 1  # what the forward pass needs first must not share the wire
         parameters = self._parameters()
         for flight in self._flights.values():
             for name in flight.bucket.names:
@@ -273,7 +275,7 @@ class ForwardOverlap:
             self._agreeing = self._exchange.start(Max(torch.tensor(figures, dtype=torch.float64).view(-1)))
 
     def close(self) -> None:
-        """Completes everything, unless the exchange has ended with an error that its user has been told of."""
+        """Completes everything, unless the exchange has ended with an error, which was raised before."""
         for hook in self._hooks:
             hook.remove()
         if self._exchange.error is None:

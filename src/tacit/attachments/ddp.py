@@ -30,6 +30,7 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes, warn_of_wide_buckets
 from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
@@ -59,13 +60,14 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         return
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
-    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced), sparse_names(ddp, reduced))
+    outer, sparse = outer_names(ddp, reduced), sparse_names(ddp, reduced)
+    buckets = plan(reduced, labels, bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
     stray = _stray(ddp, reduced)
     optimizer = None
     if target.overlap == "forward":
         _refuse_unused(ddp, buckets)
         optimizer = refuse_what_forbids_it(target.optimizer, ddp.module, reduced)
-    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap]
+    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap, bucket_nbytes]
     agree(ddp.process_group, handle.strategy, facts, timeout)
     if stray:
         raise ConfigError(
@@ -73,6 +75,12 @@ def attach_ddp(handle: Handle, target: Target) -> None:
             f"build DDP(model) again"
         )
     with left_on_failure(open_channel(handle.strategy, ddp.process_group, timeout)) as channel:
+        nbytes = settled_nbytes(handle, channel, reduced, bucket_nbytes)
+        buckets = plan(reduced, labels, nbytes, outer, sparse)
+        if (
+            channel.wire.paced or channel.wire.world == 2
+        ):  # not where links are so fast that nothing is to be gained
+            warn_of_wide_buckets(ddp, sum(p.nbytes for p in reduced.values()), nbytes)
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
@@ -158,7 +166,6 @@ class DdpAttachment:
             handle.strategy.what,
             handle.stats,
             device=buckets[0].device,
-            **({} if stepped is None else {"most_started": 2}),
         )
         # DDP may be waiting for futures that will not come any more
         self.exchange.on_fail = weakly(self._fail)

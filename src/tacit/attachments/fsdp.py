@@ -273,7 +273,7 @@ class _AllReduce:
             x,
             lambda reduced: reduced.total / wire.world,
         )
-        # FSDP2 divides 16-bit floats that overflow once more; and a part of the unit alone cannot be told from its numbers
+        # FSDP2 divides 16-bit floats that overflow once more; and where a part of the unit alone has gradients, it is not known which
         late = shard.dtype in (torch.float32, torch.bfloat16) and shard.numel() == self._part.numel
         self._attachment.under_way.send(outgoing, shard, late=late)
 

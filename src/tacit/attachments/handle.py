@@ -105,6 +105,7 @@ class Handle:
         self.rank, self.world = 0, 1
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
+        self.bucket_nbytes: int | None = None  # with bucket="auto", what was measured
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
         self._attachment: Attachment | None = None
@@ -286,6 +287,7 @@ class Handle:
         self.flush()
         place = checkpoints.Place(self.rank, self.world, self._lane)
         chosen = checkpoints.pick(state, place, str(self.strategy), self.numels)
+        checkpoints.check_bucket(chosen, place, self.bucket_nbytes)
         parting = self._attachment if isinstance(self._attachment, Parting) else None
         if parting is not None:
             checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
@@ -353,16 +355,21 @@ class Handle:
         if self.closed and self._parts:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
-        return parted | {
-            "format": checkpoints.FORMAT,
-            "strategy": str(self.strategy),
-            "world": self.world,
-            "rank": self.rank,
-            "lane": self._lane,
-            "step": self.step,
-            "seed": self.seed,
-            "memory": self.memory.state(),
-        }
+        sized = {} if self.bucket_nbytes is None else {"bucket": self.bucket_nbytes}
+        return (
+            parted
+            | sized
+            | {
+                "format": checkpoints.FORMAT,
+                "strategy": str(self.strategy),
+                "world": self.world,
+                "rank": self.rank,
+                "lane": self._lane,
+                "step": self.step,
+                "seed": self.seed,
+                "memory": self.memory.state(),
+            }
+        )
 
     def close(self) -> None:
         """Takes tacit off the model, and ends its threads and files; safe to call twice.

@@ -27,6 +27,7 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes
 from tacit.attachments.target import Target
 from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
 from tacit.exchange import Exchange
@@ -41,10 +42,13 @@ def attach_plain(handle: Handle, target: Target) -> None:
     if dist.get_world_size(group) == 1:
         return
     outer, sparse = outer_names(model, parameters), sparse_names(model, parameters)
-    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer, sparse)
-    agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
+    facts = ["plain", digest_of(buckets), handle.seed, check_every, target.bucket_nbytes]
+    agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
+        nbytes = settled_nbytes(handle, channel, parameters, target.bucket_nbytes)
+        buckets = plan(parameters, target.groups, nbytes, outer, sparse)
         guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
         attachment = PlainAttachment(handle, channel, handle.strategy.what, parameters, buckets, guard)
         leave_with(attachment, channel)

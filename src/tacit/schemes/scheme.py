@@ -35,6 +35,8 @@ class Scheme(ABC):
     __slots__ = ()
     scatters: ClassVar[bool] = True
     """Whether FSDP2 can use it: the sum of a row reaches only its own rank."""
+    lingers: ClassVar[bool] = False
+    """Whether `start` returns before a sum is here, so that others may begin meanwhile."""
 
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:
@@ -142,6 +144,10 @@ class Channel:
             answers = self.scheme.answer_rows(self.wire, request.requests, seed)
             return lambda: answers
         return self.scheme.start(self.wire, request, seed)
+
+    def lingers(self, request: Request | RowRequests) -> bool:
+        """Whether `start` returns before the answer is here."""
+        return self.scheme.lingers and isinstance(request, Sum)
 
     def close(self) -> None:
         """Closes the scheme's link, if it has one; safe to call twice."""
