@@ -59,7 +59,7 @@ def _train(rank, world, kind, text, overlap, how, steps=12):
     """Losses, the model, the optimizer's state and the handle's after some steps, with all that may come between them."""
     torch.manual_seed(1)
     inner = Attending() if kind == "attention" else deep(layers=4)
-    model = DDP(inner, gradient_as_bucket_view="view" in how)
+    model = inner if "plain" in how else DDP(inner, gradient_as_bucket_view="view" in how)
     optimizer = OPTIMIZERS[how.split("/")[0]](model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     handle = tacit.attach(model, optimizer, text, bucket="20kB", overlap=overlap)
@@ -115,6 +115,7 @@ def test_the_bits_are_those_of_steps_that_waited(ranks):
         ("deep", "int8", "adamw groups/zeros"),
         ("deep", "bf16 / allreduce", "foreach/view/clip"),
         ("attention", "int8", "adam"),
+        ("attention", "ef(int8)", "adamw groups/plain"),
     ):
         with warnings.catch_warnings():
             ahead = ranks.run(2, _train, kind, text, "forward", how)
@@ -221,7 +222,7 @@ def test_what_forbids_it_is_refused_in_a_sentence(ranks):
             "steps parameter by parameter, and LBFGS may not allow it; torch's SGD, Adam,",
             "'0.0.weight' is not in this optimizer",
             "build DDP without find_unused_parameters= and static_graph=",
-            "is for DDP and strategies that exchange gradients in every step",
+            "is for DDP and plain modules, and strategies that exchange gradients in every step",
             "a compiled model has none",
             "has sparse gradients, which overlap='forward' does not take",
             'write "backward", the default, or "forward"',
@@ -230,6 +231,32 @@ def test_what_forbids_it_is_refused_in_a_sentence(ranks):
         strict=True,
     ):
         assert words in text
+
+
+def _unused(rank, world):
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tacit.attach(model, optimizer, "int8", overlap="forward")
+    x = torch.ones(1, 4)
+    try:
+        for step in range(3):
+            found = model["used"](x)
+            (found + model["other"](x) if step == 0 or rank == 0 else found).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except tacit.TacitError as error:
+        return step, str(error)
+    finally:
+        handle.close()
+
+
+def test_a_plain_module_with_unused_parameters_is_refused_by_all_ranks(ranks):
+    for step, text in ranks.run(2, _unused):
+        assert (
+            step == 2
+            and "parameter 'other." in text
+            and "took no part in the last backward pass of some rank" in text
+        )
 
 
 def _looked_at(rank, world, how):

@@ -62,7 +62,7 @@ def attach(
         records: a JSONL file that gets one record a step.
         check_every: steps between two comparisons of a checksum of what all ranks should hold alike; 0 turns them off.
         overlap: what an exchange goes on beside: "backward", or also the next "forward", each of whose modules then waits for its own
-            gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP; call `handle.flush()` before you
+            gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP and plain modules; call `handle.flush()` before you
             read parameters outside of a forward pass.
 
     Returns:
@@ -180,9 +180,9 @@ def _whole_steps(check_every: int) -> int:
 def _overlap(overlap: str, strategy: Strategy, module: nn.Module) -> str:
     if overlap not in ("backward", "forward"):
         raise ConfigError(f'overlap={overlap!r}: write "backward", the default, or "forward"')
-    if overlap == "forward" and not (isinstance(strategy.when, GradientRule) and kind_of(module) == "ddp"):
+    if overlap == "forward" and not (isinstance(strategy.when, GradientRule) and kind_of(module) != "fsdp2"):
         raise ConfigError(
-            "overlap='forward' is for DDP and strategies that exchange gradients in every step; leave it out here"
+            "overlap='forward' is for DDP and plain modules, and strategies that exchange gradients in every step; leave it out here"
         )
     return overlap
 

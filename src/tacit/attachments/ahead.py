@@ -401,3 +401,11 @@ def refuse_what_forbids_it(
             "overlap='forward' waits before each module, and a compiled model has none; leave overlap= or torch.compile out"
         )
     return optimizer
+
+
+def refuse_sparse(buckets: Iterable[Bucket]) -> None:
+    """ConfigError where a bucket is of tables with sparse gradients."""
+    if table := next((bucket.names[0] for bucket in buckets if bucket.sparse), None):
+        raise ConfigError(
+            f"table {table!r} has sparse gradients, which overlap='forward' does not take; leave overlap= out"
+        )

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.agreement import agree
-from tacit.attachments.ahead import ForwardOverlap, refuse_what_forbids_it
+from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
@@ -138,10 +138,7 @@ def _refuse_unused(ddp: nn.parallel.DistributedDataParallel, buckets: list[Bucke
         raise ConfigError(
             "overlap='forward' needs a gradient of every parameter in every step; build DDP without find_unused_parameters= and static_graph="
         )
-    if table := next((bucket.names[0] for bucket in buckets if bucket.sparse), None):
-        raise ConfigError(
-            f"table {table!r} has sparse gradients, which overlap='forward' does not take; leave overlap= out"
-        )
+    refuse_sparse(buckets)
 
 
 class DdpAttachment:
