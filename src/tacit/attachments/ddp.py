@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
@@ -28,6 +30,7 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes, warn_of_wide_buckets
 from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
@@ -57,9 +60,14 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         return
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
-    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced), sparse_names(ddp, reduced))
+    outer, sparse = outer_names(ddp, reduced), sparse_names(ddp, reduced)
+    buckets = plan(reduced, labels, bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
     stray = _stray(ddp, reduced)
-    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
+    optimizer = None
+    if target.overlap == "forward":
+        _refuse_unused(ddp, buckets)
+        optimizer = refuse_what_forbids_it(target.optimizer, ddp.module, reduced)
+    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap, bucket_nbytes]
     agree(ddp.process_group, handle.strategy, facts, timeout)
     if stray:
         raise ConfigError(
@@ -67,10 +75,16 @@ def attach_ddp(handle: Handle, target: Target) -> None:
             f"build DDP(model) again"
         )
     with left_on_failure(open_channel(handle.strategy, ddp.process_group, timeout)) as channel:
+        nbytes = settled_nbytes(handle, channel, reduced, bucket_nbytes)
+        buckets = plan(reduced, labels, nbytes, outer, sparse)
+        if (
+            channel.wire.paced or channel.wire.world == 2
+        ):  # not where links are so fast that nothing is to be gained
+            warn_of_wide_buckets(ddp, sum(p.nbytes for p in reduced.values()), nbytes)
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -118,6 +132,15 @@ def _stray(ddp: nn.parallel.DistributedDataParallel, reduced: Mapping[str, nn.Pa
     return [name for name, p in names.items() if p.requires_grad and name not in reduced]
 
 
+def _refuse_unused(ddp: nn.parallel.DistributedDataParallel, buckets: list[Bucket]) -> None:
+    """What DDP finds out about unused parameters comes with the last gradient, after the step has begun."""
+    if ddp.find_unused_parameters or ddp.static_graph:
+        raise ConfigError(
+            "overlap='forward' needs a gradient of every parameter in every step; build DDP without find_unused_parameters= and static_graph="
+        )
+    refuse_sparse(buckets)
+
+
 class DdpAttachment:
     """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
 
@@ -128,17 +151,28 @@ class DdpAttachment:
         channel: Channel,
         buckets: list[Bucket],
         guard: Guard,
+        parameters: Mapping[str, nn.Parameter],
+        stepped: torch.optim.Optimizer | None,
     ):
+        """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
         self.exchange: Exchange | None = Exchange(
-            channel, handle.strategy.what, handle.stats, device=buckets[0].device
+            channel,
+            handle.strategy.what,
+            handle.stats,
+            device=buckets[0].device,
         )
         # DDP may be waiting for futures that will not come any more
         self.exchange.on_fail = weakly(self._fail)
         when_dropped(self, self.exchange.drop)
-        self._backward = Backward(handle, self.exchange, buckets)
+        self._overlap = (
+            None
+            if stepped is None
+            else ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
+        )
+        self._backward = Backward(handle, self.exchange, buckets, self._overlap)
         self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
         self._pending: dict[str, _Pending] = {}
 
@@ -149,6 +183,8 @@ class DdpAttachment:
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
         if not self._backward.started:
+            if self._overlap is not None:
+                self._overlap.begin()
             self._guard.begin()
         buffer = bucket.buffer()
         names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
@@ -162,11 +198,19 @@ class DdpAttachment:
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
             call_after_backward(self._finish)
+        if self._overlap is not None:  # DDP's copy of the gradients has been read when the pass is over
+            pending.release()
         return pending.future
 
     def _finish(self) -> None:
         self._backward.finish()
         self._guard.end()
+        if self._overlap is not None:
+            call_after_backward(self._overlap.handed_over)  # after DDP, which writes gradients until then
+
+    def flush(self) -> None:
+        if self._overlap is not None:
+            self._overlap.flush()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()
@@ -184,8 +228,12 @@ class DdpAttachment:
     def close(self) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            exchange.close()
-            leave(self.channel)
+            try:
+                if self._overlap is not None:
+                    self._overlap.close()
+            finally:
+                exchange.close()
+                leave(self.channel)
 
 
 class _Pending:
@@ -205,6 +253,12 @@ class _Pending:
             if self._missing != 0:
                 return
         self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
+
+    def release(self) -> None:
+        """DDP need not wait."""
+        with self._lock:
+            self._missing = 0
+        self._start.set_result(self._buffer)
 
     def fail(self, error: BaseException) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ no rank used keeps its gradient as it was (None at first), one that only others 
 rides along with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.guard import Guard, Watch
+from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
     leave,
@@ -27,8 +28,10 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes
 from tacit.attachments.target import Target
 from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
+from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.schemes import Channel
@@ -41,12 +44,21 @@ def attach_plain(handle: Handle, target: Target) -> None:
     if dist.get_world_size(group) == 1:
         return
     outer, sparse = outer_names(model, parameters), sparse_names(model, parameters)
-    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer, sparse)
-    agree(group, handle.strategy, ["plain", digest_of(buckets), handle.seed, check_every], timeout)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
+    optimizer = None
+    if target.overlap == "forward":
+        refuse_sparse(buckets)
+        optimizer = refuse_what_forbids_it(target.optimizer, model, parameters)
+    facts = ["plain", digest_of(buckets), handle.seed, check_every, target.bucket_nbytes, target.overlap]
+    agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
+        nbytes = settled_nbytes(handle, channel, parameters, target.bucket_nbytes)
+        buckets = plan(parameters, target.groups, nbytes, outer, sparse)
         guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
         attachment = PlainAttachment(handle, channel, handle.strategy.what, parameters, buckets, guard)
+        if optimizer is not None:
+            attachment.go_on_in_forward(model, optimizer)
         leave_with(attachment, channel)
     handle.fasten(attachment)
 
@@ -73,11 +85,21 @@ class PlainAttachment:
         self.exchange = Exchange(channel, codec, handle.stats, device=buckets[0].device)
         when_dropped(self, self.exchange.drop)
         self._backward = Backward(handle, self.exchange, buckets)
+        self._overlap: ForwardOverlap | None = None
+        self._note: BackgroundGuard | None = None
+        self._unused: Callable[[], Tensor] | None = None
         self._sync = True
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: arrive(name, p.grad))
             for name, parameter in parameters.items()
         ]
+
+    def go_on_in_forward(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Before the first pass: exchanges then go on beside the next forward pass of `model` too."""
+        buckets, parameters = self._backward.buckets, self._parameters()
+        self._overlap = ForwardOverlap(self.exchange, model, optimizer, parameters, buckets)
+        self._note = BackgroundGuard(self._guard, self.exchange, buckets[0].device)
+        self._backward.overlap = self._overlap
 
     @property
     def numels(self) -> dict[str, int]:
@@ -87,6 +109,8 @@ class PlainAttachment:
         if not self._sync:
             return
         if not self._backward.started:
+            if self._overlap is not None:
+                self._begin_ahead(self._overlap)
             call_after_backward(self._finish)
         assert gradient is not None
         self._backward.arrive(name, _flat(gradient))
@@ -101,6 +125,11 @@ class PlainAttachment:
                 self._backward.arrive(name, _flat(kept))
         means = dict(arrived)
         self._backward.finish()
+        if self._overlap is not None and self._note is not None:
+            self._note.end()
+            self._unused = self.exchange.start(Max(1 - used.to(self._backward.buckets[0].device)))
+            self._overlap.handed_over()
+            return
         note = self._guard.note()
         answer = self.exchange.ask(Max(torch.cat([used.to(note.own.device), note.sent])))
         self._guard.judge(note, answer[len(used) :], self.exchange.ask)
@@ -110,6 +139,23 @@ class PlainAttachment:
                 _write(parameter, means[name])
             elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])
+
+    def _begin_ahead(self, overlap: ForwardOverlap) -> None:
+        overlap.begin()
+        if self._unused is not None:
+            unused, self._unused = self._unused().tolist(), None
+            names = [name for name, odd in zip(self._parameters(), unused, strict=True) if odd]
+            if names:
+                raise ConfigError(
+                    f"parameter {names[0]!r} took no part in the last backward pass of some rank, and overlap='forward' takes a step for all; "
+                    f"leave overlap= out"
+                )
+        assert self._note is not None
+        self._note.begin()
+
+    def flush(self) -> None:
+        if self._overlap is not None:
+            self._overlap.flush()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._set_sync)
@@ -121,11 +167,17 @@ class PlainAttachment:
         """Leaves the gradients alone from now on; the wire stays open."""
         for hook in self._hooks:
             hook.remove()
-        self.exchange.close()
+        try:
+            if self._overlap is not None:
+                self._overlap.close()
+        finally:
+            self.exchange.close()
 
     def close(self) -> None:
-        self.release()
-        leave(self.channel)
+        try:
+            self.release()
+        finally:
+            leave(self.channel)
 
 
 def _flat(gradient: Tensor) -> Tensor:
