@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from tacit.plan.calibrate import Gradients, calibrated
 from tacit.plan.candidates import every_choice, parsed_choices
 from tacit.plan.costs import cost_of
 from tacit.plan.operations import Bench, alone, measured, reference
-from tacit.plan.predicting import predict
+from tacit.plan.predicting import length_name, numels_of, predict
 from tacit.plan.values import (
     BASELINES,
     BucketSizes,
@@ -25,6 +25,7 @@ from tacit.plan.values import (
     ProbedMachine,
     RecordedStep,
     StrategyCost,
+    line,
 )
 from tacit.records import host_facts
 from tacit.requests import seed_of
@@ -38,6 +39,7 @@ FINALISTS = 3
 _REFERENCE_NBYTES = 256 << 10
 _CHANGED = 1.6  # the reference at the end over that at the start, or the other way round
 _PAIR_NBYTES = 1 << 20
+_UNKNOWN_NUMEL = 1 << 20  # the largest bucket where no model is given: attach's own
 
 
 def probe(
@@ -48,6 +50,7 @@ def probe(
     device: torch.device | None = None,
     buckets: BucketSizes | None = None,
     gradients: Gradients | None = None,
+    compute: Callable[[], object] | None = None,
     finalists: int = FINALISTS,
     budget_s: float = BUDGET_S,
 ) -> Probe:
@@ -60,6 +63,7 @@ def probe(
         device: Where gradients are; None: the CPU.
         buckets: How gradients are cut, for the calibration.
         gradients: The model's own by layer, for the errors of lossy choices.
+        compute: Runs the model's forward and backward pass: some exchanges are then run beside it, to see how they disturb each other.
         finalists: How many choices are calibrated beside DDP and bf16; 0: none.
         budget_s: After so many seconds nothing more is begun; at most 60.
 
@@ -95,7 +99,8 @@ def probe(
         cost_of(choice, wire.world, device=bench.device, together=bench.together, worst=bench.worst)
         for choice in choices
     )
-    operations = measured(bench, _needed(costs))
+    sizes = buckets or BucketSizes()
+    operations = measured(bench, _needed(costs, recorded, sizes))
     found = Probe(
         wire.world,
         str(dist.get_backend(group)),
@@ -107,10 +112,9 @@ def probe(
     )
     found = _with_links(bench, found)
     if recorded is not None and finalists:
-        sizes = buckets or BucketSizes()
         chosen = _finalists(found, recorded, choices, sizes, finalists)
         calibrations, errors = calibrated(
-            bench, found, recorded.workload, chosen, buckets=sizes, gradients=gradients
+            bench, found, recorded, chosen, buckets=sizes, gradients=gradients, compute=compute
         )
         found = replace(found, calibrations=calibrations, errors=errors)
     check_steady(before, reference(bench, _REFERENCE_NBYTES))
@@ -173,9 +177,20 @@ def _boot_id() -> str:
         return ""
 
 
-def _needed(costs: Sequence[StrategyCost]) -> Collection[str]:
-    """The operations that the answers use, and the one by which links are described."""
-    return {use.operation for cost in costs for request in cost.requests for use in request.uses} | {"send"}
+def _needed(costs: Sequence[StrategyCost], step: RecordedStep | None, sizes: BucketSizes) -> dict[str, float]:
+    """The operations that the answers use, each with the most bytes; and the one by which links are described."""
+    largest = {"send": float(_PAIR_NBYTES)}
+    for cost in costs:
+        numel = _UNKNOWN_NUMEL if step is None else max(numels_of(step.workload, cost, sizes))
+        for use in (use for request in cost.requests for use in request.uses):
+            nbytes = line(cost.numels, use.nbytes, numel)
+            for name in (
+                (use.operation, length_name(nbytes))
+                if use.operation.startswith("all_to_all")
+                else (use.operation,)
+            ):
+                largest[name] = max(largest.get(name, 0.0), nbytes)
+    return largest
 
 
 def _with_links(bench: Bench, found: Probe) -> Probe:

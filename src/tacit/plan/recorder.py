@@ -39,8 +39,9 @@ def timed_layers(
     name: str = "",
     repeats: int = 5,
     clock: Callable[[], float] = perf_counter,
+    together: Callable[[], None] = lambda: None,
 ) -> tuple[Workload, list[float]]:
-    """As `record_workload`, with the seconds of each step beside it."""
+    """As `record_workload`, with the seconds of each step beside it; `together` is called before each."""
     if repeats < 1:
         raise ConfigError(f"repeats={repeats}: record 1 step or more")
     layers = _layers(model)
@@ -50,7 +51,11 @@ def timed_layers(
         )
     kept = [(p, p.grad) for p in model.parameters()]
     try:
-        steps = [_step(model, layers, inputs, loss or _mean, clock) for _ in range(repeats + 1)][1:]
+        steps = []
+        for _ in range(repeats + 1):
+            together()
+            steps.append(_step(model, layers, inputs, loss or _mean, clock))
+        del steps[0]
     finally:
         for parameter, grad in kept:
             parameter.grad = grad

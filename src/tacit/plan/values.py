@@ -109,13 +109,16 @@ class StrategyCost:
 
 @dataclass(frozen=True, slots=True)
 class CalibratedExchange:
-    """One exchange of the model alone, without compute: how long it took, over what the pieces add up to."""
+    """One exchange of the model alone: how long it took, over what the pieces add up to; and one beside a computation."""
 
     choice: str
     factor: float
     low: float
     high: float
     elements: int  # that were exchanged: on slow links a part of the model
+    cores: float | None = (
+        None  # that a rank has beside a computation, where that was tried: the pipeline then takes as long as both did
+    )
 
 
 @dataclass(frozen=True, slots=True)
