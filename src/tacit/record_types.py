@@ -412,6 +412,7 @@ class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     sent_nbytes: tuple[Number, ...] = ()
     lossy: bool = False
     in_flight: int = 1
+    period: Number = 1.0
 
 
 class CalibratedFacts(msgspec.Struct, frozen=True, kw_only=True):

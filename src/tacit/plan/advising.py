@@ -1,6 +1,7 @@
 """What to use, from predictions: the fastest, unless what loses less is as fast as far as one can tell.
 
     level 0   DDP as it is          1   none, bf16 (and bf16 as DDP's hook)          2   fp16          3   codecs that lose more
+    level 4   rules that exchange less often, and gossip: predicted, never advised, since what they learn is another matter
 
 A choice of a lower level wins where its interval overlaps with the fastest one's, and its step is at most `_WORTH` longer.
 """
@@ -46,7 +47,7 @@ def advise(
         >>> # advise(probe, predict(probe, step)).verdict
     """
     order = sorted(predictions, key=lambda each: each.step_s)
-    allowed = [each for each in order if lossy or level(each.choice) < 3]
+    allowed = [each for each in order if level(each.choice) < (4 if lossy else 3)]
     if not allowed:
         raise ConfigError(
             "there is no choice to advise on; predict DDP, and a strategy that loses no more than bf16, too"
@@ -71,10 +72,12 @@ def advise(
 
 
 def level(choice: str) -> int:
-    """How much a choice gives up: 0 nothing, 1 and 2 a cast, 3 more."""
+    """How much a choice gives up: 0 nothing, 1 and 2 a cast, 3 more, 4 gradients of all ranks in every step."""
     codec = codec_of(choice)
     if choice == "DDP":
         return 0
+    if choice not in BASELINES and not choice.startswith("every /"):
+        return 4
     return {"none": 1, "bf16": 1, "fp16": 2}.get(codec, 3)
 
 

@@ -82,7 +82,10 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
     fast = played(probe, step, cost, sizes, Pace(picks[0], low, step.low))
     slow = played(probe, step, cost, sizes, Pace(picks[1], high, step.high))
     compute_s = step.compute_s
-    sent = sum(line(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
+    sent = (
+        sum(line(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
+        / cost.period
+    )
     nmse = next((each.nmse for each in probe.errors if each.choice == cost.choice), None)
     return Prediction(
         cost.choice,
@@ -98,8 +101,22 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
         cost.lossy,
         calibrated,
         nmse if cost.lossy else 0.0,
-        probe.assumed,
+        _caution(probe, cost),
     )
+
+
+def _caution(probe: Probe, cost: StrategyCost) -> str:
+    """What a prediction does not know."""
+    found = [f"not measured: {probe.assumed}"] if probe.assumed else []
+    if cost.choice.endswith("gossip"):
+        found.append(
+            f"one meeting in {cost.period:g} steps is assumed, with nothing of it hidden; no two ranks hold the same model"
+        )
+    elif cost.period > 1:
+        found.append(
+            f"a mean over {cost.period:g} steps; models that part learn something else than gradients of all ranks"
+        )
+    return "; ".join(found)
 
 
 def _factors(probe: Probe, choice: str) -> tuple[float, float, float, bool]:
@@ -143,12 +160,24 @@ def played(
     pace = pace or Pace()
     ddp_layers = ddp_buckets(step.workload, sizes)
     own = ddp_layers if cost.choice in BASELINES else own_buckets(step.workload, sizes.nbytes)
+    if cost.period > 1:
+        return _between_steps(probe, step, cost, own, pace)
     numels = [sum(layer.parameters for layer in layers) for layers in own]
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
     segments = _segments(step, ddp_layers, own, pace.compute)
     return play(
         segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
     )
+
+
+def _between_steps(
+    probe: Probe, step: RecordedStep, cost: StrategyCost, own: Sequence[Sequence[Layer]], pace: Pace
+) -> PipelineTimes:
+    """The mean step of a rule that exchanges models, every `period` steps and with nothing beside it."""
+    numels = [sum(layer.parameters for layer in layers) for layers in own]
+    exchange_s = exchange_alone(probe, cost, numels, pace) / cost.period
+    compute_s = pace.compute * step.compute_s
+    return PipelineTimes(compute_s + exchange_s, compute_s, exchange_s, 0.0)
 
 
 def exchange_alone(

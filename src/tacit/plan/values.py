@@ -105,6 +105,9 @@ class StrategyCost:
     sent_nbytes: tuple[float, ...]
     lossy: bool
     in_flight: int = 1  # operations under way at a time
+    period: float = (
+        1.0  # steps from one exchange to the next; above 1 models are exchanged between steps, not gradients
+    )
 
 
 @dataclass(frozen=True, slots=True)
