@@ -246,7 +246,7 @@ def _collected(
 
 def _high(values: Sequence[float]) -> float:
     """The upper quartile of a few."""
-    return sorted(values)[(3 * len(values)) // 4 if len(values) > 1 else 0]
+    return sorted(values)[(3 * (len(values) - 1)) // 4]
 
 
 def gradient(numel: int, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from tacit.errors import ConfigError, PairingError
 from tacit.plan.calibrate import Gradients, calibrated
 from tacit.plan.candidates import every_choice, parsed_choices
 from tacit.plan.costs import cost_of
+from tacit.plan.models import digest_of_model, machine_here
 from tacit.plan.operations import Bench, alone, measured, reference
 from tacit.plan.predicting import length_name, numels_of, predict
 from tacit.plan.values import (
@@ -27,7 +28,6 @@ from tacit.plan.values import (
     StrategyCost,
     line,
 )
-from tacit.records import host_facts
 from tacit.requests import seed_of
 from tacit.sim.workloads import Workload
 from tacit.transports import Wire
@@ -103,7 +103,7 @@ def probe(
     operations = measured(bench, _needed(costs, recorded, sizes))
     found = Probe(
         wire.world,
-        str(dist.get_backend(group)),
+        str(group._get_backend(bench.device).name()),
         bench.device.type,
         *_machines(group),
         operations,
@@ -146,16 +146,6 @@ def check_alike(group: dist.ProcessGroup, step: RecordedStep | None) -> str:
             f"rank 0 and rank {other} probe with different models; build the same model, with the same sizes, on all ranks"
         )
     return own
-
-
-def digest_of_model(work: Workload) -> str:
-    """The sizes of the layers, by name; times differ between ranks, models do not."""
-    return f"{seed_of(*((layer.name, layer.parameters) for layer in sorted(work.layers, key=lambda each: each.name))) >> 2:x}"
-
-
-def machine_here(nodes: int = 1) -> ProbedMachine:
-    facts = host_facts()
-    return ProbedMachine(facts["cpu"], facts["cores"], facts["memory_nbytes"], facts["torch"], nodes)
 
 
 def _machines(group: dist.ProcessGroup) -> tuple[float, ProbedMachine]:
