@@ -147,6 +147,7 @@ def compared(setup: Setup, order: Order) -> dict[str, Any]:
         "parameters": setup.step.workload.parameters,
         "compute_s": setup.step.compute_s,
         "measured_compute_s": compute_s,  # the same steps without an exchange: apart from compute_s, the machine changed meanwhile
+        "drift": found.drift,
         "probe_s": found.took_s,
         "chosen": advice.winner.choice,
         "verdict": advice.verdict,

@@ -461,6 +461,7 @@ class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     took_s: Number = 0.0
     assumed: str = ""
     model: str = ""
+    drift: Number = 1.0
 
 
 class LayerFacts(msgspec.Struct, frozen=True, kw_only=True):

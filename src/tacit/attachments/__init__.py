@@ -103,7 +103,7 @@ def attach(
 
 def _record_steps(module: nn.Module, optimizer: torch.optim.Optimizer | None, file: Path) -> None:
     """For `tacit plan`; the hooks keep the recorder, and go with the model."""
-    from tacit.plan.recording import StepRecorder
+    from tacit.plan.step_recorder import StepRecorder
 
     StepRecorder(module, optimizer, file)
 
@@ -112,7 +112,7 @@ def _plan_file() -> Path | None:
     """Where TACIT_PLAN=record writes the steps; None where it is not set."""
     if not environment.plan():
         return None
-    from tacit.plan.recording import file_asked
+    from tacit.plan.step_recorder import file_asked
 
     return file_asked(environment.plan())
 

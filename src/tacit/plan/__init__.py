@@ -25,14 +25,14 @@ from tacit.plan.values import (
 if TYPE_CHECKING:
     from tacit.plan.probing import probe
     from tacit.plan.recorder import record_workload
-    from tacit.plan.recording import recording
+    from tacit.plan.step_recorder import recording
     from tacit.plan.steps import record_step
 
 _LAZY = {
     "probe": "tacit.plan.probing",
     "record_step": "tacit.plan.steps",
     "record_workload": "tacit.plan.recorder",
-    "recording": "tacit.plan.recording",
+    "recording": "tacit.plan.step_recorder",
 }
 
 __all__ = [

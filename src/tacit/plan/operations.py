@@ -27,6 +27,7 @@ _LONG_S = 0.08
 _ROUNDS = 3
 _SHORT_S = 0.015  # operations that are shorter are measured several at a time
 _MOST_AT_A_TIME = 5
+_SLOW_S = 0.03
 _LEAST_SIZES = 3  # whatever they take: two points have no check
 
 
@@ -64,6 +65,9 @@ class Bench:
         operation()
         once_s = self.worst([time.perf_counter() - start])[0]
         at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT_S / once_s)))
+        rounds = (
+            rounds if once_s < _SLOW_S else max(2, rounds - 1)
+        )  # the link decides, and noise is a small part
         took, cpu = [], []
         for _ in range(rounds):
             self.together()
@@ -100,7 +104,7 @@ def measured(bench: Bench, largest: Mapping[str, float]) -> tuple[OperationCurve
         kind, _, rest = name.partition(" ")
         if kind == "all_reduce":
             dtype = getattr(torch, rest)
-            two = [size for size in sizes if size >= _TWICE_FROM][-2:] or [_TWICE_FROM]
+            two = [size for size in sizes if size >= _TWICE_FROM][-2:-1] or [_TWICE_FROM]
             makers[name] = partial(bench.curve, sizes, partial(_all_reduce, bench, dtype, 1))
             makers[f"{name} x2"] = partial(_halved, bench, two, partial(_all_reduce, bench, dtype, 2))
         elif name == "all_to_all short":

@@ -27,7 +27,7 @@ from tacit.plan.values import (
     Probe,
     RecordedStep,
     StrategyCost,
-    line,
+    share_of,
 )
 from tacit.sim.workloads import Layer, Workload
 
@@ -83,7 +83,7 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
     slow = played(probe, step, cost, sizes, Pace(picks[1], high, step.high))
     compute_s = step.compute_s
     sent = (
-        sum(line(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
+        sum(share_of(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
         / cost.period
     )
     nmse = next((each.nmse for each in probe.errors if each.choice == cost.choice), None)
@@ -222,7 +222,7 @@ def job_of(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> BucketJo
 
 
 def _used(probe: Probe, cost: StrategyCost, use: OperationUse, numel: int, pace: Pace) -> Work:
-    nbytes = line(cost.numels, use.nbytes, numel)
+    nbytes = share_of(cost.numels, use.nbytes, numel)
     name = use.operation
     if name.startswith("all_to_all"):
         name = _by_length(probe, nbytes)
@@ -252,7 +252,7 @@ def _together(probe: Probe, cost: StrategyCost, numels: Sequence[int]) -> float:
     names = [each.operation for each in probe.operations]
     if f"{use.operation} x2" not in names:
         return 0.5
-    nbytes = median(line(cost.numels, use.nbytes, numel) for numel in numels)
+    nbytes = median(share_of(cost.numels, use.nbytes, numel) for numel in numels)
     double = probe.operation(f"{use.operation} x2")
     nbytes = max(nbytes, double.sizes[0])
     alone_s, each_s = probe.operation(use.operation).at(nbytes), double.at(nbytes)

@@ -26,7 +26,7 @@ from tacit.plan.values import (
     ProbedMachine,
     RecordedStep,
     StrategyCost,
-    line,
+    share_of,
 )
 from tacit.requests import seed_of
 from tacit.sim.workloads import Workload
@@ -37,6 +37,7 @@ MOST_S = 60.0
 BUDGET_S = 30.0
 FINALISTS = 3
 _REFERENCE_NBYTES = 256 << 10
+_DRIFT_STEPS = 3
 _CHANGED = 1.6  # the reference at the end over that at the start, or the other way round
 _PAIR_NBYTES = 1 << 20
 _UNKNOWN_NUMEL = 1 << 20  # the largest bucket where no model is given: attach's own
@@ -117,6 +118,8 @@ def probe(
             bench, found, recorded, chosen, buckets=sizes, gradients=gradients, compute=compute
         )
         found = replace(found, calibrations=calibrations, errors=errors)
+    if recorded is not None and compute is not None:
+        found = replace(found, drift=_drift(bench, recorded, compute))
     check_steady(before, reference(bench, _REFERENCE_NBYTES))
     return replace(found, took_s=bench.worst([time.perf_counter() - start_s])[0])
 
@@ -130,6 +133,18 @@ def check_steady(before: Sequence[float], after: Sequence[float]) -> None:
             f"the links changed during the probe: an all-reduce of {size_text(_REFERENCE_NBYTES)} took {time_text(a)} at the start and "
             f"{time_text(b)} at the end; probe again when nothing else uses them"
         )
+
+
+def _drift(bench: Bench, step: RecordedStep, compute: Callable[[], object]) -> float:
+    """The computation now over the recorded one."""
+    took = []
+    for _ in range(_DRIFT_STEPS):
+        bench.together()
+        start = time.perf_counter()
+        compute()
+        took.append(time.perf_counter() - start)
+    then_s = step.workload.forward_s + step.workload.backward_s
+    return median(bench.worst(took)) / then_s if then_s else 1.0
 
 
 def check_alike(group: dist.ProcessGroup, step: RecordedStep | None) -> str:
@@ -173,7 +188,7 @@ def _needed(costs: Sequence[StrategyCost], step: RecordedStep | None, sizes: Buc
     for cost in costs:
         numel = _UNKNOWN_NUMEL if step is None else max(numels_of(step.workload, cost, sizes))
         for use in (use for request in cost.requests for use in request.uses):
-            nbytes = line(cost.numels, use.nbytes, numel)
+            nbytes = share_of(cost.numels, use.nbytes, numel)
             for name in (
                 (use.operation, length_name(nbytes))
                 if use.operation.startswith("all_to_all")
@@ -195,7 +210,8 @@ def _finalists(
     found: Probe, step: RecordedStep, choices: Sequence[str], sizes: BucketSizes, count: int
 ) -> list[str]:
     """The fastest by their pieces, and what they are compared with."""
-    order = [each.choice for each in predict(found, step, choices, buckets=sizes)]
+    every_step = [choice for choice in choices if found.cost(choice).period == 1]
+    order = [each.choice for each in predict(found, step, every_step, buckets=sizes)]
     compared = [each for each in ("DDP", "DDP bf16", "every / bf16 / allreduce") if each in choices]
     first = [each for each in order if each not in BASELINES][:count]
     return list(dict.fromkeys([*first, *compared]))
