@@ -18,7 +18,7 @@ from tacit.plan.candidates import every_choice, parsed_choices
 from tacit.plan.costs import cost_of
 from tacit.plan.exchanges import Gradients
 from tacit.plan.models import digest_of_model, machine_here
-from tacit.plan.operations import Bench, alone, measured, reference
+from tacit.plan.operations import Bench, Reference, alone, measured, reference
 from tacit.plan.predicting import length_name, numels_of, predict
 from tacit.plan.values import (
     BASELINES,
@@ -126,10 +126,13 @@ def probe(
     return replace(found, took_s=bench.worst([time.perf_counter() - start_s])[0])
 
 
-def check_steady(before: Sequence[float], after: Sequence[float]) -> None:
-    """Raises ConfigError where the same operation took much longer, or shorter, at the end of a probe."""
-    a, b = median(before), median(after)
-    apart = min(after) > _CHANGED * max(before) or min(before) > _CHANGED * max(after)
+def check_steady(before: Reference, after: Reference) -> None:
+    """Raises ConfigError where an all-reduce took much longer, or shorter, at the end of a probe, and a computation did not."""
+    first, last = before.reduced_s, after.reduced_s
+    a, b = median(first), median(last)
+    busier = median(after.computed_s) / median(before.computed_s)
+    share = _CHANGED * max(busier, 1 / busier)
+    apart = min(last) > share * max(first) or min(first) > share * max(last)
     if apart and abs(a - b) > _CHANGED_S:
         raise ConfigError(
             f"the links changed during the probe: an all-reduce of {size_text(_REFERENCE_NBYTES)} took {time_text(a)} at the start and "
