@@ -4,6 +4,7 @@
                                        sum of operations at their bytes + owner_j(N)      wire
                                        decode(N)                                  codec thread
 
+- Gradients are copied into DDP's buckets by the training thread.
 - DDP's buckets decide when gradients reach tacit's: those that end in one of DDP's come out of it together.
 - Pieces are scaled by what an exchange alone took over what they add up to, where that was measured.
 - Intervals: all pieces at the fast and at the slow end of their spread.
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
@@ -164,7 +165,8 @@ def played(
         return _between_steps(probe, step, cost, own, pace)
     numels = [sum(layer.parameters for layer in layers) for layers in own]
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
-    segments = _segments(step, ddp_layers, own, pace.compute)
+    copies = {layer.name: _copied(probe, cost, layer.parameters, pace) for layers in own for layer in layers}
+    segments = _segments(step, ddp_layers, own, pace.compute, copies)
     return play(
         segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
     )
@@ -191,16 +193,25 @@ def exchange_beside(
     probe: Probe, cost: StrategyCost, numels: Sequence[int], work: Work, pace: Pace | None = None
 ) -> float:
     """The same with `work` in the training thread meanwhile."""
-    jobs = [job_of(probe, cost, numel, pace or Pace()) for numel in numels]
+    pace = pace or Pace()
+    jobs = [job_of(probe, cost, numel, pace) for numel in numels]
+    copied = [Segment(_copied(probe, cost, numel, pace), (place,)) for place, numel in enumerate(numels)]
     every = tuple(range(len(jobs)))
-    segments = [Segment(Work(0.0), every), Segment(work), Segment(Work(0.0), needs=every)]
     return play(
-        segments,
+        [*copied, Segment(work), Segment(Work(0.0), needs=every)],
         jobs,
         in_flight=cost.in_flight,
         together=_together(probe, cost, numels),
         cores=probe.cores,
     ).step_s
+
+
+def _copied(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> Work:
+    """The copy into DDP's bucket; plain DDP divides while it copies, which its hook has already."""
+    if probe.copy is None or cost.choice == "DDP" or not numel:
+        return Work(0.0)
+    alone_s = probe.copy.at(numel)
+    return _work(pace.factor * alone_s, probe.copy.cpu(numel), alone_s)
 
 
 def job_of(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> BucketJob:
@@ -299,7 +310,11 @@ def numels_of(work: Workload, cost: StrategyCost, sizes: BucketSizes) -> list[in
 
 
 def _segments(
-    step: RecordedStep, ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]], factor: float
+    step: RecordedStep,
+    ddp: Sequence[Sequence[Layer]],
+    own: Sequence[Sequence[Layer]],
+    factor: float,
+    copies: Mapping[str, Work],
 ) -> list[Segment]:
     """Forward, the layers' backward passes, and the rest of the step, which waits for every job.
 
@@ -316,6 +331,7 @@ def _segments(
             while released < len(own) and due[released] <= last_of[layer.name]:
                 jobs.append(released)
                 released += 1
-        segments.append(Segment(Work(factor * layer.backward_s, step.cpu), tuple(jobs)))
+        segments.append(Segment(Work(factor * layer.backward_s, step.cpu)))
+        segments.append(Segment(copies.get(layer.name, Work(0.0)), tuple(jobs)))
     rest = Work(factor * step.other_s, step.cpu)
     return [*segments, Segment(rest, needs=tuple(range(len(own))))]
