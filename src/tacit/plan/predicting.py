@@ -4,7 +4,7 @@
                                        sum of operations at their bytes + owner_j(N)      wire
                                        decode(N)                                  codec thread
 
-- Gradients are copied into DDP's buckets by the training thread.
+- Gradients are copied into DDP's buckets by the training thread, and joined by it where tacit's bucket has parts of several.
 - DDP's buckets decide when gradients reach tacit's: those that end in one of DDP's come out of it together.
 - Pieces are scaled by what an exchange alone took over what they add up to, where that was measured.
 - Intervals: all pieces at the fast and at the slow end of their spread.
@@ -34,6 +34,8 @@ from tacit.sim.workloads import Layer, Workload
 
 LONG_NBYTES = 64 * 1024
 """From here on an all-to-all is sent pair by pair: transports/process_group.py."""
+SIZES_NBYTES = (1 << 20, 4 << 20, 8 << 20, 25 << 20)
+_WORTH = 0.97  # another size of buckets has to gain as much
 _UNCALIBRATED = (
     0.9,
     1.15,
@@ -69,6 +71,22 @@ def predict(
     choices = [cost.choice for cost in probe.costs] if strategies is None else strategies
     found = [_predicted(probe, recorded, probe.cost(choice), sizes) for choice in choices]
     return sorted(found, key=lambda each: each.step_s)
+
+
+def tuned(
+    probe: Probe,
+    step: RecordedStep | Workload,
+    found: Prediction,
+    sizes_nbytes: Sequence[int] = SIZES_NBYTES,
+) -> Prediction:
+    """The same choice in the bucket sizes in which its step is shortest, DDP's and tacit's alike; as it is where that gains too little."""
+    if probe.cost(found.choice).period > 1:
+        return found
+    best = found
+    for nbytes in sizes_nbytes:
+        (other,) = predict(probe, step, [found.choice], buckets=BucketSizes(nbytes, nbytes))
+        best = other if other.step_s < best.step_s else best
+    return best if best.step_s < _WORTH * found.step_s else found
 
 
 def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: BucketSizes) -> Prediction:
@@ -166,10 +184,22 @@ def played(
     numels = [sum(layer.parameters for layer in layers) for layers in own]
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
     copies = {layer.name: _copied(probe, cost, layer.parameters, pace) for layers in own for layer in layers}
+    if cost.choice not in BASELINES:
+        crossing = _crossing(ddp_layers, own)
+        jobs = [
+            replace(job, hook=_copied(probe, cost, numel, pace)) if crosses else job
+            for job, numel, crosses in zip(jobs, numels, crossing, strict=True)
+        ]
     segments = _segments(step, ddp_layers, own, pace.compute, copies)
     return play(
         segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
     )
+
+
+def _crossing(ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]]) -> list[bool]:
+    """Whether a bucket's gradients lie in several of DDP's: the training thread then joins them."""
+    place_of = {layer.name: place for place, bucket in enumerate(ddp) for layer in bucket}
+    return [len({place_of[layer.name] for layer in layers}) > 1 for layers in own]
 
 
 def _between_steps(
