@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tacit import environment
 from tacit.attachments.agreement import refusals_published
 from tacit.attachments.guard import CHECK_EVERY
 from tacit.attachments.handle import Attachment, Handle, leave_dropped
@@ -83,6 +84,7 @@ def attach(
         leave_dropped()
     with refusals_published(ranks):
         parsed = Strategy.parse(strategy)
+        file = _plan_file()
         parameters = parameter_names(model)
         target = Target(
             module,
@@ -101,7 +103,25 @@ def attach(
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
+        if file is not None and handle.rank == 0:
+            _record_steps(module, optimizer, file)
         return handle
+
+
+def _record_steps(module: nn.Module, optimizer: torch.optim.Optimizer | None, file: Path) -> None:
+    """For `tacit plan`; the hooks keep the recorder, and go with the model."""
+    from tacit.plan.step_recorder import StepRecorder
+
+    StepRecorder(module, optimizer, file)
+
+
+def _plan_file() -> Path | None:
+    """Where TACIT_PLAN=record writes the steps; None where it is not set."""
+    if not environment.plan():
+        return None
+    from tacit.plan.step_recorder import file_asked
+
+    return file_asked(environment.plan())
 
 
 def _attach_by_strategy(handle: Handle, target: Target) -> bool:
