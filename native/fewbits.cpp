@@ -78,7 +78,7 @@ void check_mantissa(int mantissa) {
 void block_sums(std::span<const float> x, size_t block, int kind, std::span<double> out) {
     check_block(block, 1);
     check_heads("out", out.size(), x.size(), block);
-    if (kind < 0 || kind > 2) refuse("kind=", kind, ": 0 for x, 1 for |x|, 2 for x^2");
+    if (kind < 0 || kind > 3) refuse("kind=", kind, ": 0 for x, 1 for |x|, 2 for x^2, 3 for the largest |x|");
     chosen().block_sums(x.data(), x.size(), block, kind, out.data());
 }
 

@@ -19,7 +19,8 @@
 
 namespace tacit {
 
-// out[b] = the sum over block b of x (kind 0), |x| (1) or x^2 (2), in an order that is the same everywhere.
+// out[b] = the sum over block b of x (kind 0), |x| (1) or x^2 (2), in an order that is the same everywhere,
+// or the largest |x| (3), NaN where a number is not finite.
 void block_sums(std::span<const float> x, std::size_t block, int kind, std::span<double> out);
 
 void pack_signs(std::span<const float> x, std::size_t block, int means, std::span<std::uint8_t> out);

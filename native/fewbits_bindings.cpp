@@ -111,9 +111,11 @@ void unpack_fp8(ConstBytes data, std::size_t block, int mantissa, float gain, bo
 #define LANES "torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]"
 
 void tacit::bind_fewbits(nb::module_& m) {
-    m.def("block_sums", &::block_sums, "x"_a.noconvert(), "block"_a, "kind"_a, "out"_a.noconvert(),
-          nb::sig("def block_sums(x: " FLOAT32S ", block: int, kind: int, out: " FLOAT64S ") -> None"),
-          "The sum of x (kind 0), |x| (1) or x^2 (2) over every block, in one order everywhere.");
+    m.def(
+        "block_sums", &::block_sums, "x"_a.noconvert(), "block"_a, "kind"_a, "out"_a.noconvert(),
+        nb::sig("def block_sums(x: " FLOAT32S ", block: int, kind: int, out: " FLOAT64S ") -> None"),
+        "The sum of x (kind 0), |x| (1) or x^2 (2) over every block, in one order everywhere, or the largest "
+        "|x| (3).");
     m.def("pack_signs", &::pack_signs, "x"_a.noconvert(), "block"_a, "means"_a, "out"_a.noconvert(),
           nb::sig("def pack_signs(x: " FLOAT32S ", block: int, means: int, out: " BYTES ") -> None"),
           "A bit an element, after 0, 1 or 2 means a block; see native/fewbits.h.");

@@ -46,10 +46,12 @@ uint32_t absmax_bits(const float* x, size_t n) {
 }
 
 double plain(float x) { return double(x); }
-double absolute(float x) { return double(x < 0 ? -x : x); }
+double absolute(float x) { return double(float_of(bits_of(x) & 0x7fffffffu)); }
 double square(float x) { return double(x) * double(x); }
-double below(float x) { return double(x < 0 ? x : 0.0f); }
-double above(float x) { return double(x < 0 ? 0.0f : x); }
+// By masks: a branch on the sign of a gradient is a coin's.
+uint32_t negative(float x) { return uint32_t(int32_t(bits_of(x)) >> 31); }
+double below(float x) { return double(float_of(bits_of(x) & negative(x))); }
+double above(float x) { return double(float_of(bits_of(x) & ~negative(x))); }
 
 template <double (*of)(float)>
 double sum(const float* x, size_t n) {
@@ -68,8 +70,14 @@ double sum(const float* x, size_t n) {
     return total;
 }
 
+// The largest |x|, or NaN where one is not finite.
+double largest_of(const float* x, size_t n) {
+    const uint32_t most = absmax_bits(x, n);
+    return double(most < infinity_bits ? float_of(most) : quiet_nan());
+}
+
 void block_sums(const float* x, size_t numel, size_t block, int kind, double* out) {
-    const auto of = kind == 0 ? sum<plain> : kind == 1 ? sum<absolute> : sum<square>;
+    const auto of = kind == 3 ? largest_of : kind == 0 ? sum<plain> : kind == 1 ? sum<absolute> : sum<square>;
     for (size_t i = 0; i < numel; i += block) *out++ = of(x + i, smaller(block, numel - i));
 }
 
@@ -273,11 +281,11 @@ void pack_ternary(const float* x, size_t numel, size_t block, const float* limit
             const float limit = limits[at], scale = scales[at];
             const float inv = scale >= smallest_unit && scale <= largest ? 1.0f / scale : 0.0f;
             for (; k < stop; ++k) {
-                const float v = x[i + k];
-                float size = v < 0 ? -v : v;
+                const uint32_t own = bits_of(x[i + k]);
+                float size = float_of(own & 0x7fffffffu);
                 size = size > limit ? limit : size;
-                const int chosen = uniform(random(uint32_t(k))) < size * inv;
-                codes[k] = uint8_t(1 + (v < 0 ? -chosen : chosen));
+                const uint32_t chosen = uniform(random(uint32_t(k))) < size * inv;
+                codes[k] = uint8_t(1 + chosen - 2 * (chosen & own >> 31));
             }
         }
         squeeze<2>(codes, n, out);
@@ -313,7 +321,7 @@ void decode(const Lane* __restrict sums, size_t n, int32_t times, int32_t count,
             float* __restrict out) {
     for (size_t k = 0; k < n; ++k) {
         const int32_t d = times * int32_t(sums[k]) - count;
-        out[k] = scale * float(vote ? (d > 0 ? count : d < 0 ? -count : 0) : d);
+        out[k] = scale * float(vote ? ((d > 0) - (d < 0)) * count : d);
     }
 }
 
@@ -344,11 +352,14 @@ void pack_natural(const float* x, size_t numel, uint64_t seed, uint8_t* out) {
             signs[k] = uint8_t(own >> 31);
         }
         squeeze<1>(signs, n, bits);
-        for (size_t k = 0; k < n; k += 8) {
-            const size_t count = smaller(8, n - k);
+        size_t k = 0;
+        for (; k + 8 <= n; k += 8, out += 9) {
+            *out = bits[k / 8];
+            std::memcpy(out + 1, exponents + k, 8);
+        }
+        if (k < n) {
             *out++ = bits[k / 8];
-            std::memcpy(out, exponents + k, count);
-            out += count;
+            std::memcpy(out, exponents + k, n - k);
         }
     }
 }
@@ -367,11 +378,14 @@ void unpack_natural(const uint8_t* data, size_t numel, float gain, bool add, flo
     for (size_t i = 0, n; i < numel; i += n) {
         n = smaller(tile, numel - i);
         uint8_t signs[tile], exponents[tile], bits[tile / 8];
-        for (size_t k = 0; k < n; k += 8) {
-            const size_t count = smaller(8, n - k);
+        size_t k = 0;
+        for (; k + 8 <= n; k += 8, data += 9) {
+            bits[k / 8] = *data;
+            std::memcpy(exponents + k, data + 1, 8);
+        }
+        if (k < n) {
             bits[k / 8] = *data++;
-            std::memcpy(exponents + k, data, count);
-            data += count;
+            std::memcpy(exponents + k, data, n - k);
         }
         spread<1>(bits, n, signs);
         add ? powers<true>(signs, exponents, n, gain, out + i)
@@ -385,7 +399,7 @@ template <int mantissa>
 struct Fp8 {
     static constexpr int shift = 23 - mantissa, bias = mantissa == 3 ? 7 : 15;
     static constexpr uint32_t rebias = uint32_t(127 - bias) << mantissa;
-    static constexpr uint32_t most = mantissa == 3 ? 0x7e : 0x7b;
+    static constexpr int32_t most = mantissa == 3 ? 0x7e : 0x7b;
     static constexpr float reach = mantissa == 3 ? 448.0f : 57344.0f;
     static constexpr float least = mantissa == 3 ? 0x1p-6f : 0x1p-14f;    // normal
     static constexpr float grain = mantissa == 3 ? 0x1p-9f : 0x1p-16f;    // of what is below
@@ -398,16 +412,16 @@ void to_fp8(const float* __restrict x, uint32_t n, float inv, Stream random, uin
     for (uint32_t k = 0; k < n; ++k) {
         const uint32_t own = bits_of(x[k]), word = stochastic ? random(k) : 0u;
         const float v = float_of(own & 0x7fffffffu) * inv;
-        const uint32_t bits = bits_of(v);
-        const uint32_t noise =
-            stochastic ? word >> (32 - F::shift) : ((1u << (F::shift - 1)) - 1) + (bits >> F::shift & 1);
-        const uint32_t normal = ((bits + noise) >> F::shift) - F::rebias;
-        const float grains = v * F::per_grain;
-        // 2^23 more: a float has no bits behind the point then, and rounds to the nearest, ties to even
-        const uint32_t fine = stochastic ? uint32_t(int32_t((v < F::least ? grains : 0.0f) + uniform(word)))
-                                         : bits_of((v < F::least ? grains : 0.0f) + 0x1p23f) & 0xffu;
-        const uint32_t code = v < F::least ? fine : normal;
-        out[k] = uint8_t((code > F::most ? F::most : code) | (own >> 31) << 7);
+        const int32_t bits = int32_t(bits_of(v)), small = -int32_t(bits < int32_t(bits_of(F::least)));
+        const int32_t noise = stochastic ? int32_t(word >> (32 - F::shift))
+                                         : ((1 << (F::shift - 1)) - 1) + (bits >> F::shift & 1);
+        const int32_t normal = ((bits + noise) >> F::shift) - int32_t(F::rebias);
+        // 2^23 more: a float has no bits behind the point then, and rounds to the nearest, ties to even.
+        const float grains = float_of(bits_of(v * F::per_grain) & uint32_t(small));
+        const int32_t fine =
+            stochastic ? int32_t(grains + uniform(word)) : int32_t(bits_of(grains + 0x1p23f) & 0xffu);
+        const int32_t code = (fine & small) | (normal & ~small);
+        out[k] = uint8_t((code > F::most ? F::most : code) | int32_t(own >> 31) << 7);
     }
 }
 
@@ -418,8 +432,9 @@ void from_fp8(const uint8_t* __restrict data, size_t n, float scale, float gain,
         const uint32_t code = data[k] & 0x7fu;
         const float fine = float(int32_t(code)) * F::grain;
         const float normal = float_of((code + F::rebias) << F::shift);
-        const float size = code >> mantissa ? normal : fine;
-        const float value = float_of(bits_of(size) | uint32_t(data[k] >> 7) << 31);
+        const uint32_t small = 0u - uint32_t(code >> mantissa == 0);
+        const uint32_t size = (bits_of(fine) & small) | (bits_of(normal) & ~small);
+        const float value = float_of(size | uint32_t(data[k] >> 7) << 31);
         out[k] = (add ? out[k] : 0.0f) + gain * (value * scale);
     }
 }

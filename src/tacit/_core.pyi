@@ -369,7 +369,7 @@ class AggregatorClient:
 
 def block_sums(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, kind: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float64]) -> None:
     """
-    The sum of x (kind 0), |x| (1) or x^2 (2) over every block, in one order everywhere.
+    The sum of x (kind 0), |x| (1) or x^2 (2) over every block, in one order everywhere, or the largest |x| (3).
     """
 
 def pack_signs(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, means: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:

@@ -18,11 +18,8 @@ DEFAULT = (
     "int4",
     "int4(rounding=nearest)",
     "fp8",
-    "fp8(e5m2)",
-    "fp8(rounding=stochastic)",
     "natural",
     "qsgd",
-    "qsgd(levels=127)",
     "terngrad",
     "terngrad(clip=0)",
     "onebit",
@@ -38,11 +35,9 @@ DEFAULT = (
     "ef(int8)",
     "ef(int4(rounding=nearest))",
     "ef(hush)",
-    "ef(onebit)",
     "ef(sign)",
     "ef(topk, decay=0.95)",
     "ef(topk > int8)",
-    "ef21(sign)",
     "ef21(topk)",
 )
 

@@ -314,7 +314,11 @@ def thc_decode(
 
 def block_sums(x: Tensor, block: int, kind: int, out: Tensor) -> None:
     rows = _rows(x, block)
-    out.copy_(_sums((rows, rows.abs(), rows.double().square())[kind]))
+    if kind == 3:
+        most = rows.abs().amax(1)
+        out.copy_(torch.where(most.isfinite(), most, torch.nan))
+    else:
+        out.copy_(_sums((rows, rows.abs(), rows.double().square())[kind]))
 
 
 def pack_signs(x: Tensor, block: int, means: int, out: Tensor) -> None:

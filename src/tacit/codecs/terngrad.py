@@ -20,7 +20,7 @@ from tacit.errors import ConfigError
 from tacit.requests import Context, Conversation, Lanes, Max, Reduced, TableSum, Total, Traits
 
 _TERNARY = (0, 1, 2, 1)  # what codes stand for, plus 1; nobody sends the last
-_MEAN, _SQUARE = 0, 2  # block_sums of x, of x^2
+_MEAN, _SQUARE, _LARGEST = 0, 2, 3  # kinds of block_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,17 @@ class TernGrad:
     def limits(self, x: Tensor) -> Tensor:
         """Where x is cut off in each block: at its largest, or at `clip` standard deviations; NaN where x is not finite."""
         blocks = blocks_of(x.numel(), self.block)
-        if not blocks:
-            return x.new_empty(0)
-        whole = x.numel() // self.block * self.block
-        parts = [x[:whole].view(-1, self.block), x[whole:].view(1, -1)]
-        most = torch.cat([part.abs().amax(1) for part in parts if part.numel()])
-        if not self.clip:
-            return torch.where(most.isfinite(), most, torch.nan)
-        sums = torch.empty(2, blocks, dtype=torch.float64, device=x.device)
-        kernels(x).block_sums(x, self.block, _MEAN, sums[0])
-        kernels(x).block_sums(x, self.block, _SQUARE, sums[1])
-        lengths = torch.full_like(sums[0], self.block)
+        found = torch.empty(3, blocks, dtype=torch.float64, device=x.device)
+        for kind, out in zip((_LARGEST, _MEAN, _SQUARE), found, strict=True):
+            if kind == _LARGEST or self.clip:
+                kernels(x).block_sums(x, self.block, kind, out)
+        most = found[0]
+        if not self.clip or not blocks:
+            return most.float()
+        lengths = torch.full_like(most, self.block)
         lengths[-1] -= blocks * self.block - x.numel()
-        mean, square = sums / lengths
+        mean, square = found[1:] / lengths
         sigma = (square - mean * mean).clamp_min(0).sqrt()
         # a block of equal numbers has no deviation, and one of one element none either: its largest then
         cut = torch.where(sigma > 1e-6 * most, self.clip * sigma, most)
-        return torch.where(most.isfinite(), torch.minimum(most.double(), cut).float(), torch.nan)
+        return torch.minimum(most, cut).float()
