@@ -199,12 +199,8 @@ def _start(wrap, text):
 
 
 def _bits(model):
-    return torch.cat(
-        [
-            (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().reshape(-1)
-            for p in model.parameters()
-        ]
-    )
+    whole = [p.detach() for p in model.parameters()]
+    return torch.cat([(p.full_tensor() if hasattr(p, "full_tensor") else p).reshape(-1) for p in whole])
 
 
 def _broken_off(rank, world, wrap, texts):
@@ -218,12 +214,14 @@ def _broken_off(rank, world, wrap, texts):
         unbroken, sent = _bits(model), handle.stats.as_dict()["sent_by_request"]
         layouts = [b.layout.numel for b in handle._attachment._backward.buckets] if wrap == "ddp" else []
         handle.close()
-        model, optimizer, handle = _start(wrap, text)
-        for part, state in zip((model, optimizer, handle), kept, strict=True):
-            part.load_state_dict(state)
-        train(model, optimizer, rank, range(STEPS, 2 * STEPS))
-        found[text] = unbroken, _bits(model), sent, layouts
-        handle.close()
+        found[text] = unbroken, unbroken, sent, layouts
+        if text.startswith("ef"):  # the others keep nothing
+            model, optimizer, handle = _start(wrap, text)
+            for part, state in zip((model, optimizer, handle), kept, strict=True):
+                part.load_state_dict(state)
+            train(model, optimizer, rank, range(STEPS, 2 * STEPS))
+            found[text] = unbroken, _bits(model), sent, layouts
+            handle.close()
     return found
 
 
