@@ -318,7 +318,7 @@ def block_sums(x: Tensor, block: int, kind: int, out: Tensor) -> None:
         most = rows.abs().amax(1)
         out.copy_(torch.where(most.isfinite(), most, torch.nan))
     else:
-        out.copy_(_sums((rows, rows.abs(), rows.double().square())[kind]))
+        out.copy_(_sums(rows if kind == 0 else rows.abs() if kind == 1 else rows.double().square()))
 
 
 def pack_signs(x: Tensor, block: int, means: int, out: Tensor) -> None:
