@@ -10,6 +10,7 @@
 
 #include "aggregator_bindings.h"
 #include "blocks.h"
+#include "fewbits_bindings.h"
 #include "low_rank.h"
 #include "recycled.h"
 #include "rotated.h"
@@ -582,4 +583,5 @@ NB_MODULE(_core, m) {
           "Runs on the named instruction set from now on, in all threads.");
 
     tacit::bind_aggregator(m);
+    tacit::bind_fewbits(m);
 }

@@ -421,3 +421,47 @@ class RowFlows:
 
     def stats(self) -> dict[str, Any]:
         """Figures since it was built."""
+
+def block_sums(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, kind: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float64]) -> None:
+    """
+    The sum of x (kind 0), |x| (1) or x^2 (2) over every block, in one order everywhere, or the largest |x| (3).
+    """
+
+def pack_signs(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, means: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """A bit an element, after 0, 1 or 2 means a block; see native/fewbits.h."""
+
+def unpack_signs(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, means: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
+
+def pack_levels(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, bits: int, levels: int, euclidean: bool, seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """
+    QSGD's levels of the norm of a block, rounded without bias; see native/fewbits.h.
+    """
+
+def unpack_levels(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, bits: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
+
+def pack_ternary(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, limits: torch.Tensor | numpy.typing.NDArray[numpy.float32], scales: torch.Tensor | numpy.typing.NDArray[numpy.float32], seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """TernGrad's codes, 2 bits an element: 1 + the sign, or 1."""
+
+def add_codes(index: torch.Tensor | numpy.typing.NDArray[numpy.uint8], bits: int, table: torch.Tensor | numpy.typing.NDArray[numpy.uint8], add: bool, lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32]) -> None:
+    """
+    lanes[i] = (lanes[i] if add else 0) + table[code i], for codes of 1 or 2 bits.
+    """
+
+def decode_votes(lanes: torch.Tensor | numpy.typing.NDArray[numpy.uint8 | numpy.uint16 | numpy.int32], times: int, count: int, vote: bool, block: int, scales: torch.Tensor | numpy.typing.NDArray[numpy.float32], out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    out = scale * (times * lane - count), or, where `vote`, scale * count * the sign of that.
+    """
+
+def pack_natural(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """Stochastic powers of two, 9 bytes for 8 elements."""
+
+def unpack_natural(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
+
+def pack_fp8(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, mantissa: int, stochastic: bool, seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """8-bit floats with a scale a block: `mantissa` 3 is e4m3, 2 is e5m2."""
+
+def unpack_fp8(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, mantissa: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """out[i] = (out[i] if add else 0) + gain * decoded[i]."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tacit import _core, recycled
 from tacit.errors import ConformanceError, PairingError
@@ -252,26 +253,29 @@ class TableSum:
     def look_up(self) -> Tensor:
         """table[index] as lanes: what an aggregator adds for this rank."""
         lanes = recycled.empty(self.numel, self.lanes.dtype, self.index.device)
-        self._apply(_core.lookup_table, self.index, lanes, self.look_up_in_torch)
+        self._apply(self.index, lanes, add=False)
         return lanes
 
     def add(self, index: Tensor, lanes: Tensor) -> None:
         """lanes += table[index], for any run of packed indices of this request."""
-        self._apply(_core.add_table, index, lanes, self.add_in_torch)
+        self._apply(index, lanes, add=True)
 
-    def _apply(
-        self, kernel: Callable[..., object], index: Tensor, lanes: Tensor, in_torch: Callable[..., None]
-    ) -> None:
+    def _apply(self, index: Tensor, lanes: Tensor, add: bool) -> None:
         if self.bits not in (1, 2, 4, 8):
             raise ConformanceError(
                 f"TableSum: a table of {len(self.table)} cannot be packed; pad it to 2, 4, 16 or 256"
             )
-        if self.bits == 4 and index.device.type == "cpu":
-            wide = lanes.view(torch.uint16) if lanes.dtype == torch.int16 else lanes
-            table = torch.tensor(self.table, dtype=torch.uint8)
+        if self.bits == 8 or index.device.type != "cpu":
+            (self.add_in_torch if add else self.look_up_in_torch)(index, lanes)
+            return
+        wide = lanes.view(torch.uint16) if lanes.dtype == torch.int16 else lanes
+        table = torch.tensor(self.table, dtype=torch.uint8)
+        if self.bits == 4:
+            kernel = _core.add_table if add else _core.lookup_table
             kernel(index, lanes.numel(), table, wide, threads_for(lanes.numel()))
         else:
-            in_torch(index, lanes)
+            own = index[: -(-lanes.numel() * self.bits // 8)]
+            _core.add_codes(own, self.bits, pad(table, (0, 2**self.bits - len(table))), add, wide)
 
     def look_up_in_torch(self, index: Tensor, lanes: Tensor) -> None:
         self.add_in_torch(index, lanes.zero_())

@@ -177,7 +177,11 @@ def _build(text: str, known: Registry[Any], secrets: Mapping[str, str] | None = 
     call, secrets = read(text, known.kind), secrets or {}
     maker = known.find(call.name)
     where = f"{known.kind} {text!r}"
-    args = [_build(arg, known, secrets) if _names(arg) else value(arg, where) for arg in call.args]
+    texts = _text_options(maker) if known is CODECS else []
+    args = [
+        _build(arg, known, secrets) if _names(arg) and place not in texts else value(arg, where)
+        for place, arg in enumerate(call.args)
+    ]
     options = {}
     for name, written in call.options.items():
         if name in secrets:
@@ -205,6 +209,12 @@ def _codec_options(maker: Any) -> set[str]:
         if is_dataclass(maker)
         else set()
     )
+
+
+def _text_options(maker: Any) -> list[int]:
+    """The places of options that are declared as text, as in fp8(e4m3)."""
+    found = fields_of(maker) if is_dataclass(maker) else ()
+    return [place for place, each in enumerate(found) if each.type in (str, "str")]
 
 
 def _option(written: str, where: str) -> Any:

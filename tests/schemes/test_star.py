@@ -29,6 +29,8 @@ EXACT = (
     "thc(bits=2)",
     "hush",
     "ef(hush)",
+    "signsgd",
+    "terngrad",
     LOW_RANK,
 )  # 255 x 3 ranks need 16-bit lanes
 FLOATS = ("none", "bf16", "lowrank(2, p=none, q=none, rest=none)")

@@ -17,6 +17,14 @@ DEFAULT = (
     "int8(rounding=nearest)",
     "int4",
     "int4(rounding=nearest)",
+    "fp8",
+    "natural",
+    "qsgd",
+    "terngrad",
+    "terngrad(clip=0)",
+    "onebit",
+    "sign",
+    "signsgd",
     "thc",
     "hush",
     "topk",
@@ -27,8 +35,10 @@ DEFAULT = (
     "ef(int8)",
     "ef(int4(rounding=nearest))",
     "ef(hush)",
+    "ef(sign)",
     "ef(topk, decay=0.95)",
     "ef(topk > int8)",
+    "ef21(topk)",
 )
 
 

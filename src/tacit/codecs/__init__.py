@@ -3,9 +3,16 @@
 from tacit.codecs.blocks import Blocks, Int4, Int8
 from tacit.codecs.by_shape import ByShape
 from tacit.codecs.cast import Bf16, Fp16, Plain
+from tacit.codecs.ef21 import Ef21
 from tacit.codecs.error_feedback import ErrorFeedback
+from tacit.codecs.fp8 import Fp8
 from tacit.codecs.hush import Hush
 from tacit.codecs.low_rank import LowRank
+from tacit.codecs.natural import Natural
+from tacit.codecs.qsgd import Qsgd
+from tacit.codecs.signs import OneBit, Sign
+from tacit.codecs.signsgd import SignSgd
+from tacit.codecs.terngrad import TernGrad
 from tacit.codecs.thc import Thc
 from tacit.codecs.topk import TopK
 from tacit.registry import Registry
@@ -17,11 +24,19 @@ _BUILT_IN: dict[str, type] = {
     "bf16": Bf16,
     "int8": Int8,
     "int4": Int4,
+    "fp8": Fp8,
+    "natural": Natural,
+    "qsgd": Qsgd,
+    "terngrad": TernGrad,
+    "onebit": OneBit,
+    "sign": Sign,
+    "signsgd": SignSgd,
     "thc": Thc,
     "hush": Hush,
     "topk": TopK,
     "lowrank": LowRank,
     "ef": ErrorFeedback,
+    "ef21": Ef21,
     "by_shape": ByShape,
 }
 CODECS: Registry[type] = Registry("codec", "tacit.codecs", _BUILT_IN)
@@ -51,13 +66,21 @@ __all__ = [
     "Bf16",
     "Blocks",
     "ByShape",
+    "Ef21",
     "ErrorFeedback",
+    "Fp8",
     "Fp16",
     "Hush",
     "Int4",
     "Int8",
     "LowRank",
+    "Natural",
+    "OneBit",
     "Plain",
+    "Qsgd",
+    "Sign",
+    "SignSgd",
+    "TernGrad",
     "Thc",
     "TopK",
     "register",

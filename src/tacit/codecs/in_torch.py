@@ -25,6 +25,9 @@ _RUNS = 32  # of equal length in a vector: a piece takes some of its rows from e
 _LEAST_SLICE = 8
 _TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
 _SCALE_NBYTES = 4
+_SMALLEST_UNIT = 2.0**-120  # blocks of few bits below it count as zero
+_LARGEST = torch.finfo(torch.float32).max
+_INFINITY_BITS = 0x7F800000
 _DEPENDENT = 1e-5  # of its norm: what is left of a row in the span of others is the rounding of float32
 _ROW_KEY = 0x9E3779B97F4A7C15  # between the seeds of two rows
 _FACTOR_KEY = 0xD1B54A32D192ED03  # and of two factors
@@ -304,6 +307,194 @@ def thc_decode(
         turned = hadamard((part * back.float()).view(-1, block, 1)).reshape(-1)
         parts.append(turned * gain * unit.float())
     out.copy_(_flip(torch.cat(parts), sign_seed)[:numel])
+
+
+# ---- few bits: records of a head and codes, see native/fewbits.h ----
+
+
+def block_sums(x: Tensor, block: int, kind: int, out: Tensor) -> None:
+    rows = _rows(x, block)
+    if kind == 3:
+        most = rows.abs().amax(1)
+        out.copy_(torch.where(most.isfinite(), most, torch.nan))
+    else:
+        out.copy_(_sums(rows if kind == 0 else rows.abs() if kind == 1 else rows.double().square()))
+
+
+def pack_signs(x: Tensor, block: int, means: int, out: Tensor) -> None:
+    rows = _rows(x, block)
+    heads = x.new_empty(len(rows), 0)
+    if means:
+        low, high = _sums(rows.clamp(max=0)), _sums(rows.clamp(min=0))
+        lengths = _lengths(x.numel(), block, x.device)
+        under = (rows < 0).sum(1)
+        parts = [(high - low) / lengths] if means == 1 else [low / under, high / (lengths - under)]
+        heads = torch.stack([part.nan_to_num(nan=0.0) for part in parts], dim=1).float()
+        heads = torch.where(rows.isfinite().all(1, keepdim=True), heads, torch.nan)
+    _write(heads, (rows >= 0) & _present(rows, x.numel()), 1, out)
+
+
+def unpack_signs(data: Tensor, block: int, means: int, gain: float, add: bool, out: Tensor) -> None:
+    heads, codes = _read(data, 4 * means, 1, block, out.numel())
+    heads = _floats(heads) if means else torch.ones(len(codes), 1, device=data.device)
+    low = heads[:, :1] if means == 2 else -heads[:, :1]
+    _put(torch.where(codes.bool(), heads[:, -1:], low), gain, add, out)
+
+
+def pack_levels(
+    x: Tensor, block: int, bits: int, levels: int, euclidean: bool, seed: int, out: Tensor
+) -> None:
+    rows, offset = _rows(x, block), 2 ** (bits - 1)
+    most = rows.abs().amax(1)
+    norm = _sums(rows.double().square()).sqrt() if euclidean else most.double()
+    unit = (norm / levels).clamp(max=_LARGEST).float()
+    unit = torch.where(most.isfinite(), torch.where(unit < _SMALLEST_UNIT, 0.0, unit), torch.nan)
+    usable = (unit > 0)[:, None]
+    noise = _rows(_uniform(seed, x.numel(), x.device), block)
+    level = (torch.where(usable, rows, 0.0) * (1 / unit)[:, None].nan_to_num(posinf=0.0) + noise).floor()
+    codes = torch.where(usable, level.clamp(-levels, levels), 0.0).to(torch.int16) + offset
+    _write(unit[:, None], torch.where(_present(rows, x.numel()), codes, 0), bits, out)
+
+
+def unpack_levels(data: Tensor, block: int, bits: int, gain: float, add: bool, out: Tensor) -> None:
+    heads, codes = _read(data, 4, bits, block, out.numel())
+    _put((codes.int() - 2 ** (bits - 1)).float() * _floats(heads), gain, add, out)
+
+
+def pack_ternary(x: Tensor, block: int, limits: Tensor, scales: Tensor, seed: int, out: Tensor) -> None:
+    rows = _rows(x, block)
+    inverse = torch.where((scales >= _SMALLEST_UNIT) & (scales <= _LARGEST), 1 / scales, 0.0)
+    size = torch.where(rows.abs() > limits[:, None], limits[:, None], rows.abs()) * inverse[:, None]
+    chosen = _rows(_uniform(seed, x.numel(), x.device), block) < size
+    codes = 1 + torch.where(rows < 0, -1, 1) * chosen
+    _write(x.new_empty(1, 0), codes.view(1, -1)[:, : x.numel()], 2, out)
+
+
+def decode_votes(
+    lanes: Tensor, times: int, count: int, vote: bool, block: int, scales: Tensor, out: Tensor
+) -> None:
+    d = times * lanes.int() - count
+    each = scales.repeat_interleave(block)[: out.numel()]
+    out.copy_(each * (count * d.sign() if vote else d).float())
+
+
+def pack_natural(x: Tensor, seed: int, out: Tensor) -> None:
+    size = x.view(torch.int32) & 0x7FFFFFFF
+    random = (random_words(seed, x.numel(), x.device) >> 9).int()
+    exponent = ((size + random) >> 23).clamp(max=254)
+    exponent = torch.where(size >= _INFINITY_BITS, 255, exponent)
+    signs = _squeezed(_rows(x.view(torch.int32) < 0, 8), 1)
+    rows = _rows(exponent.to(torch.uint8), 8)
+    out.copy_(torch.cat([signs, rows], dim=1).reshape(-1)[: out.numel()])
+
+
+def unpack_natural(data: Tensor, gain: float, add: bool, out: Tensor) -> None:
+    heads, codes = _read(data, 1, 8, 8, out.numel())
+    exponent = codes.int()
+    size = (exponent << 23 | (exponent == 255).int() << 22).view(torch.float32)
+    _put(torch.where(_spread(heads, 1).bool(), -size, size), gain, add, out)
+
+
+def pack_fp8(x: Tensor, block: int, mantissa: int, stochastic: bool, seed: int, out: Tensor) -> None:
+    shift, bias, most, reach = _fp8(mantissa)
+    rows = _rows(x, block)
+    absmax = rows.abs().amax(1)
+    scale = torch.where(absmax.isfinite(), absmax / reach, torch.nan)
+    scale = torch.where(scale < _SMALLEST_UNIT, 0.0, scale)
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)[:, None]
+    v = torch.where(rows.isfinite(), rows.abs(), 0.0) * inverse
+    fine, grains = v < 2.0 ** (1 - bias), v * 2.0 ** (bias - 1 + mantissa)
+    bits = v.view(torch.int32)
+    if stochastic:
+        words = _rows(random_words(seed, x.numel(), x.device), block)
+        noise = (words >> (32 - shift)).int()
+        small = (grains + (words >> 8).float() * 2.0**-24).floor()
+    else:
+        noise, small = (2 ** (shift - 1) - 1) + (bits >> shift & 1), grains.round()
+    normal = ((bits + noise) >> shift) - (127 - bias << mantissa)
+    code = torch.where(fine, small.clamp(max=255).int(), normal).clamp(max=most)
+    code = code | (rows.view(torch.int32) < 0).int() << 7
+    _write(scale[:, None], torch.where((scale > 0)[:, None], code, 0), 8, out)
+
+
+def unpack_fp8(data: Tensor, block: int, mantissa: int, gain: float, add: bool, out: Tensor) -> None:
+    shift, bias, _, _ = _fp8(mantissa)
+    heads, codes = _read(data, 4, 8, block, out.numel())
+    code = codes.int() & 0x7F
+    normal = (code + (127 - bias << mantissa) << shift).view(torch.float32)
+    size = torch.where(code >> mantissa > 0, normal, code.float() * 2.0 ** (1 - bias - mantissa))
+    _put(torch.where(codes > 127, -size, size) * _floats(heads), gain, add, out)
+
+
+def _fp8(mantissa: int) -> tuple[int, int, int, float]:
+    """Bits that a float32's mantissa loses, the bias, the largest code and what it stands for."""
+    return (20, 7, 0x7E, 448.0) if mantissa == 3 else (21, 15, 0x7B, 57344.0)
+
+
+def _rows(x: Tensor, block: int) -> Tensor:
+    """A row a block, the last filled up with zeros."""
+    return pad(x, (0, -x.numel() % block)).view(-1, block)
+
+
+def _present(rows: Tensor, numel: int) -> Tensor:
+    return (torch.arange(rows.numel(), device=rows.device) < numel).view(rows.shape)
+
+
+def _lengths(numel: int, block: int, device: torch.device) -> Tensor:
+    """Elements of each block."""
+    starts = torch.arange(0, numel, block, device=device)
+    return (numel - starts).clamp(max=block)
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """The sum of each row in the kernels' order: 16 sums side by side, added up for every 512 elements."""
+    filled = pad(rows, (0, -rows.shape[1] % 512))
+    lanes = filled.view(len(rows), filled.shape[1] // 512, 32, 16).double()
+    for axis in (2, 2, 1):
+        total = torch.zeros_like(lanes.select(axis, 0))
+        for part in lanes.unbind(axis):
+            total = total + part
+        lanes = total
+    return lanes
+
+
+def _squeezed(codes: Tensor, bits: int) -> Tensor:
+    """Rows of codes as rows of bytes, the first in the lowest bits."""
+    rows = pad(codes.to(torch.uint8), (0, -codes.shape[1] % (8 // bits))).unflatten(1, (-1, 8 // bits))
+    shifts = torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
+    packed: Tensor = (rows << shifts).sum(2, dtype=torch.uint8)
+    return packed
+
+
+def _spread(data: Tensor, bits: int) -> Tensor:
+    """The inverse of `_squeezed`."""
+    shifts = torch.arange(0, 8, bits, device=data.device, dtype=torch.uint8)
+    codes: Tensor = data[:, :, None] >> shifts & (2**bits - 1)
+    return codes.flatten(1)
+
+
+def _write(heads: Tensor, codes: Tensor, bits: int, out: Tensor) -> None:
+    """Records: a row of float32 heads, then that row's codes."""
+    records = _squeezed(codes, bits)
+    if heads.numel():
+        records = torch.cat([heads.contiguous().view(torch.uint8), records], dim=1)
+    out.copy_(records.reshape(-1)[: out.numel()])
+
+
+def _read(data: Tensor, head_nbytes: int, bits: int, block: int, numel: int) -> tuple[Tensor, Tensor]:
+    """Heads as bytes, and codes, a row a record."""
+    record, blocks = head_nbytes + block * bits // 8, -(-numel // block)
+    rows = pad(data, (0, blocks * record - data.numel())).view(blocks, record)
+    return rows[:, :head_nbytes], _spread(rows[:, head_nbytes:], bits)
+
+
+def _floats(heads: Tensor) -> Tensor:
+    return heads.reshape(-1).view(torch.float32).view(len(heads), -1 if len(heads) else 1)
+
+
+def _put(values: Tensor, gain: float, add: bool, out: Tensor) -> None:
+    value = values.reshape(-1)[: out.numel()] * gain
+    out.copy_(out + value if add else value)
 
 
 # ---- low rank: the matrix x + e, of rows x columns, is about p^T q; `p` is (rank, rows), `q` is (rank, columns) ----
