@@ -15,6 +15,7 @@
 #include "rotated.h"
 #include "row_index.h"
 #include "rows.h"
+#include "sparse_bindings.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -582,4 +583,5 @@ NB_MODULE(_core, m) {
           "Runs on the named instruction set from now on, in all threads.");
 
     tacit::bind_aggregator(m);
+    tacit::bind_sparse(m);
 }

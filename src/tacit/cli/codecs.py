@@ -21,6 +21,19 @@ DEFAULT = (
     "hush",
     "topk",
     "topk > int8",
+    "topk(0.001, chunk=bucket) > none",
+    "threshold(0.1)",
+    "threshold(0.1) > int8",
+    "randomk",
+    "randomk(0.5, unbiased=True)",
+    "randomk(0.05) > hush",
+    "gtopk(0.01)",
+    "scalecom",
+    "scalecom(0.05) > hush",
+    "omnireduce(16)",
+    "omnireduce(16) > int8",
+    "dgc",
+    "dgc(0.01, clip=1, warmup=0) > bf16",
     "lowrank(2)",
     "lowrank(2, p=hush, q=hush, rest=hush)",
     "ef(bf16)",
@@ -29,6 +42,10 @@ DEFAULT = (
     "ef(hush)",
     "ef(topk, decay=0.95)",
     "ef(topk > int8)",
+    "ef(threshold(0.1))",
+    "ef(randomk)",
+    "ef(gtopk(0.01))",
+    "ef(scalecom)",
 )
 
 
@@ -73,7 +90,9 @@ def _list(as_json: bool) -> int:
         codec = parse_codec(text)
         traits = codec.traits
         claims = [
-            name for name in ("summable", "unbiased", "contracting", "remembers") if getattr(traits, name)
+            name
+            for name in ("summable", "unbiased", "contracting", "remembers", "varies")
+            if getattr(traits, name)
         ]
         bits = down = 8 * declared_nbytes(codec, matrix) / matrix.numel
         if traits.lanes is not None:

@@ -3,10 +3,16 @@
 from tacit.codecs.blocks import Blocks, Int4, Int8
 from tacit.codecs.by_shape import ByShape
 from tacit.codecs.cast import Bf16, Fp16, Plain
+from tacit.codecs.dgc import Dgc
 from tacit.codecs.error_feedback import ErrorFeedback
+from tacit.codecs.gtopk import GTopK
 from tacit.codecs.hush import Hush
 from tacit.codecs.low_rank import LowRank
+from tacit.codecs.omni_reduce import OmniReduce
+from tacit.codecs.random_k import RandomK
+from tacit.codecs.scale_com import ScaleCom
 from tacit.codecs.thc import Thc
+from tacit.codecs.threshold import Threshold
 from tacit.codecs.topk import TopK
 from tacit.registry import Registry
 from tacit.requests import Codec
@@ -23,6 +29,12 @@ _BUILT_IN: dict[str, type] = {
     "lowrank": LowRank,
     "ef": ErrorFeedback,
     "by_shape": ByShape,
+    "threshold": Threshold,
+    "randomk": RandomK,
+    "dgc": Dgc,
+    "gtopk": GTopK,
+    "scalecom": ScaleCom,
+    "omnireduce": OmniReduce,
 }
 CODECS: Registry[type] = Registry("codec", "tacit.codecs", _BUILT_IN)
 
@@ -51,14 +63,20 @@ __all__ = [
     "Bf16",
     "Blocks",
     "ByShape",
+    "Dgc",
     "ErrorFeedback",
     "Fp16",
+    "GTopK",
     "Hush",
     "Int4",
     "Int8",
     "LowRank",
+    "OmniReduce",
     "Plain",
+    "RandomK",
+    "ScaleCom",
     "Thc",
+    "Threshold",
     "TopK",
     "register",
 ]
