@@ -97,11 +97,7 @@ def test_what_is_not_finite_reaches_all_and_is_forgotten(bad):
 
 
 def test_all_rules():
-    for text in (
-        "dgc(0.05, warmup=3)",
-        "dgc(0.05, momentum=0, warmup=0) > int8",
-        "dgc(0.02, clip=0.5, warmup=0)",
-    ):
+    for text in ("dgc(0.05, warmup=3)", "dgc(0.02, clip=0.5, warmup=0) > int8"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []
     text = "every / dgc(share=0.001, momentum=0.9, clip=0.0, warmup=400) > bf16 / sharded"
     assert str(Strategy.parse("dgc > bf16")) == text == str(Strategy.parse(text))
@@ -124,3 +120,21 @@ def test_a_bad_option_is_one_sentence(text, sentence):
     with pytest.raises(ConfigError) as refused:
         Strategy.parse(text)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["dgc", "by_shape(matrix=dgc(warmup=0), rest=bf16)"])
+def test_momentum_in_the_optimizer_too_is_refused(what):
+    import tacit
+
+    model = torch.nn.Linear(2, 1)
+    twice = [
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        torch.optim.AdamW(model.parameters(), lr=0.1),
+    ]
+    for optimizer in twice:
+        with pytest.raises(
+            ConfigError, match="would apply its own to it again; take torch.optim.SGD without"
+        ):
+            tacit.attach(model, optimizer, what)
+    tacit.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), what).close()
+    tacit.attach(model, twice[0], "dgc(momentum=0)").close()

@@ -64,7 +64,7 @@ def test_blocks_are_found_by_the_core_as_by_torch():
 
 
 def test_all_rules_and_schemes():
-    for text in ("omnireduce(5)", "omnireduce(32) > int4", "ef(omnireduce(32) > hush)"):
+    for text in ("omnireduce(32) > int4", "ef(omnireduce(32) > hush)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []
     for who in ("ring", "allreduce", "star(at='127.0.0.1:1')"):
         assert Strategy.parse(f"every / omnireduce > hush / {who}")

@@ -68,7 +68,7 @@ def test_it_goes_where_its_numbers_go():
 
 
 def test_all_rules():
-    for text in ("randomk(0.05) > int4", "ef(randomk(0.2, unbiased=True))", "randomk(1.0)"):
+    for text in ("randomk(0.5, unbiased=True) > int8", "ef(randomk(0.2) > int4)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []
     assert str(parse_codec("randomk(0.1, True) > bf16")) == "randomk(share=0.1, unbiased=True) > bf16"
 

@@ -36,7 +36,7 @@ def test_with_memory_small_gradients_arrive_once_they_have_added_up():
 
 
 def test_other_formats_and_all_rules():
-    for text in ("threshold(0.1)", "threshold(0.1) > int8", "ef(threshold(0.5) > bf16)"):
+    for text in ("threshold(0.1) > int8", "ef(threshold(0.5) > bf16)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []
     assert (
         str(Strategy.parse("threshold(0.5) > int8"))
