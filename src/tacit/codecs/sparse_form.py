@@ -33,20 +33,22 @@ class Places:
         return self._row.index_nbits + 7 >> 3 if self.numel else 0
 
     def pack(self, index: Tensor) -> Tensor:
+        if not self.numel:
+            return index.new_empty(0, dtype=torch.uint8)
         if index.device.type != "cpu":
             return to_bytes(self._row.index_bits(index[None])).view(-1)
         out = torch.empty(self.nbytes, dtype=torch.uint8)
-        if self.numel:
-            _core.pack_places(index, self.numel, self._row.low, out)
+        _core.pack_places(index, self.numel, self._row.low, out)
         return out
 
     def unpack(self, data: Tensor) -> Tensor:
         """The places that `pack` wrote; ValueError if they are none."""
+        if not self.numel:
+            return data.new_empty(0, dtype=torch.int64)
         if data.device.type != "cpu":
             return self._row.index_of(of_bytes(data[None])).view(-1)
         out = torch.empty(self.kept, dtype=torch.int64)
-        if self.numel:
-            _core.unpack_places(data.contiguous(), self.numel, self._row.low, out)
+        _core.unpack_places(data.contiguous(), self.numel, self._row.low, out)
         return out
 
 

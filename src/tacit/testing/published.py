@@ -123,8 +123,8 @@ def _nothing_lost(codec: OmniReduce) -> Iterator[Claim]:
 
 def _dgc(codec: Dgc) -> Iterator[Claim]:
     """Table of the warm-up: 75, 93.75, 98.4375, 99.6 and 99.9 %."""
-    stages = [0.75, 0.9375, 0.984375, 0.99609375] if codec.warmup else []
-    found = [1 - codec.share_at(k * codec.warmup // 4) for k in range(len(stages))]
+    stages = [0.75, 0.9375, 0.984375, 0.99609375] if codec.warmup >= 4 else []
+    found = [1 - codec.share_at(-(-k * codec.warmup // 4)) for k in range(len(stages))]
     right = [abs(a - b) < 1e-9 for a, b in zip(found, stages, strict=True)]
     yield "stages of the warm-up as published", "", 0, sum(right), len(stages), len(stages)
     yield "sparsity after it", "", 0, 1 - codec.share_at(codec.warmup), 0.999, 0.999
