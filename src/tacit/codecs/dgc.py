@@ -96,10 +96,7 @@ class Dgc:
         residual.index_copy_(0, index, torch.where(left.isfinite(), left, residual[index]))
         velocity.index_fill_(0, index, 0.0)
         payloads: list[Tensor] = yield Gather(own)
-        total = torch.zeros_like(residual)
-        for payload in payloads:
-            form.add(payload, total)
-        return Reduced(total, lambda: form.add(own, torch.zeros_like(total)))
+        return Reduced(form.sum_of(payloads), lambda: form.sum_of([own]))
 
     def _clipped(self, x: Tensor, context: Context) -> Tensor:
         if not self.clip:

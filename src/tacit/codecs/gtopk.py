@@ -54,12 +54,12 @@ class GTopK:
         merged: Merged = yield Merge(own, lambda a, b: merge(form, a, b, seed))
 
         def contribution() -> Tensor:
-            kept = form.add(own, torch.zeros_like(x))
+            kept = form.sum_of([own])
             for places, numbers in merged.left_out:
                 kept.index_add_(0, places, -numbers)
             return kept
 
-        return Reduced(form.add(merged.value, torch.zeros_like(x)), contribution)
+        return Reduced(form.sum_of([merged.value]), contribution)
 
     def _form(self, numel: int) -> SparseForm:
         return SparseForm(numel, kept_of(self.share, numel), format_of(self.values, "gtopk"))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.errors import PairingError
 from tacit.requests import Codec, Context, Conversation, LocalMemory, Reduced, as_reduced, seed_of
 
@@ -29,7 +30,8 @@ def sum_of(values: Codec, numbers: Tensor, context: Context, finite: Tensor, pla
 def scatter(numbers: Tensor, index: Tensor, numel: int) -> Tensor:
     """A vector of zeros with `numbers` at `index`; all NaN if one of them is not finite."""
     rest = torch.where(numbers.isfinite().all(), 0.0, torch.nan)
-    return rest.expand(numel).clone().index_copy_(0, index, numbers.float())
+    out = recycled.empty(numel, torch.float32, numbers.device)
+    return out.copy_(rest.expand(numel)).index_copy_(0, index, numbers.float())
 
 
 def all_finite(x: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ A place takes about 2 + log2(numel / kept) bits: 12 where one of 1000 is sent, 8
 long it is, not the numbers. Selection and places run in C++ on the CPU (native/sparse_select.h), in torch elsewhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tacit import _core
+from tacit import _core, recycled
 from tacit.codecs.topk import Rows, of_bytes, to_bytes, typed
 from tacit.errors import ConfigError
 from tacit.requests import WireFormat
@@ -80,6 +81,13 @@ class SparseForm:
         """out += what `data` holds; `out` itself."""
         index, numbers = self.unpack(data)
         return out.index_add_(0, index, numbers)
+
+    def sum_of(self, payloads: Sequence[Tensor]) -> Tensor:
+        """What the payloads, one or more, hold together, in float32."""
+        out = recycled.zeros(self.numel, torch.float32, payloads[0].device)
+        for payload in payloads:
+            self.add(payload, out)
+        return out
 
 
 def largest(x: Tensor, kept: int) -> Tensor:

@@ -14,6 +14,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from tacit import recycled
 from tacit.codecs.cast import Plain
 from tacit.codecs.sparse_form import SparseForm, above, with_values
 from tacit.codecs.topk import format_of
@@ -60,10 +61,13 @@ class Threshold:
         x = x.float()
         own = self.pack(x, context.own_seed)
         payloads: list[Tensor] = yield Gather(own, ragged=True)
-        total = torch.zeros_like(x)
+        total = recycled.zeros(x.numel(), torch.float32, x.device)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(
+            total,
+            contribution=lambda: self.unpack_add(own, recycled.zeros(x.numel(), torch.float32, x.device)),
+        )
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
         """What is sent of x, as bytes."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit import _core
+from tacit import _core, recycled
 from tacit.errors import ConfigError, PairingError
 from tacit.requests import (
     Codec,
@@ -76,10 +76,13 @@ class TopK:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         own = self.pack(x.float())
         payloads: list[Tensor] = yield Gather(own)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        total = recycled.zeros(x.numel(), torch.float32, x.device)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(
+            total,
+            contribution=lambda: self.unpack_add(own, recycled.zeros(x.numel(), torch.float32, x.device)),
+        )
 
     def rows(self, numel: int) -> "list[Rows]":
         """The chunks of `numel` elements: the whole ones, and what is left as a shorter one."""
@@ -141,10 +144,13 @@ class TopKValues:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         own = self.pack(x.float(), context.own_seed)
         payloads: list[Tensor] = yield Gather(own)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        total = recycled.zeros(x.numel(), torch.float32, x.device)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(
+            total,
+            contribution=lambda: self.unpack_add(own, recycled.zeros(x.numel(), torch.float32, x.device)),
+        )
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
         written, numbers = [], [x.new_empty(0)]
