@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.buckets import Bucket, outer_names, parameter_names, plan
+from tacit.codecs import Dgc
 from tacit.demo.facts import TASKS
 from tacit.demo.tasks import BUILDERS, Task, learning_rates
 from tacit.lab.experiments.jobs.specs import steps_to
@@ -75,7 +76,11 @@ def train(task: Task, text: str, seed: int, options: argparse.Namespace) -> dict
     model = task.model()
     optimizer = task.optimizer(model)
     schedule = learning_rates(optimizer, options.steps)
-    ranks = Ranks(model, parse_codec(text), options.world, options.bucket, seed)
+    codec = parse_codec(text)
+    if isinstance(codec, Dgc) and codec.momentum:  # it has the momentum, or there would be two
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.0
+    ranks = Ranks(model, codec, options.world, options.bucket, seed)
     rngs = [torch.Generator().manual_seed(seed + 1000 * rank) for rank in range(options.world)]
     curve: list[tuple[int, float]] = []
     began = time.monotonic()

@@ -16,6 +16,7 @@
 #include "rotated.h"
 #include "row_index.h"
 #include "rows.h"
+#include "sparse_bindings.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -584,4 +585,5 @@ NB_MODULE(_core, m) {
 
     tacit::bind_aggregator(m);
     tacit::bind_fewbits(m);
+    tacit::bind_sparse(m);
 }

@@ -89,8 +89,8 @@ void pick(const float* x, const Rows& rows, std::vector<std::uint32_t>& scratch,
 }
 
 void check(const Rows& rows, std::size_t numel, std::size_t nbytes) {
-    if (rows.length < 1 || rows.kept < 1 || rows.kept > rows.length || rows.length > (1u << 20) ||
-        rows.bits < 1 || rows.bits > 4 || rows.low < 0 || rows.low > 20 ||
+    if (rows.length < 1 || rows.kept < 1 || rows.kept > rows.length || rows.length > (std::size_t(1) << 31) ||
+        rows.bits < 1 || rows.bits > 4 || rows.low < 0 || rows.low > 30 ||
         rows.high != rows.kept + ((rows.length - 1) >> rows.low))
         refuse("rows of ", rows.length, " elements, ", rows.kept, " kept, bits=", rows.bits,
                ", low=", rows.low, ", high=", rows.high, " do not go together");

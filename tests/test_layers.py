@@ -153,7 +153,7 @@ def test_a_plain_import_runs_nothing():
 
 def test_the_public_names_are_these_and_all_resolve():
     assert tacit.__all__ == [
-        "Codec", "Context", "Conversation", "Gather", "Handle", "Lanes", "Max", "Payload", "Reduced", "Strategy",
+        "Codec", "Context", "Conversation", "Gather", "Handle", "Lanes", "Max", "Merge", "Payload", "Reduced", "Strategy",
         "Sum", "TableSum", "TacitError", "Total", "Traits", "attach", "loop_back", "register_codec", "serve",
     ]  # fmt: skip
     for name in tacit.__all__:

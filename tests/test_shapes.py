@@ -5,7 +5,7 @@ import torch
 
 from tacit.codecs import CODECS
 from tacit.errors import ConfigError, PairingError
-from tacit.requests import Max, Payload, Reduced, Sum, Traits, loop_back
+from tacit.requests import STEADY_STEP, Max, Payload, Reduced, Sum, Traits, loop_back
 from tacit.shapes import requests_of
 from tacit.strategy import parse_codec
 
@@ -23,7 +23,12 @@ TEXTS = [name + _WITHIN.get(name, "") for name in CODECS] + [
 def test_bytes_are_those_declared_and_those_the_loop_back_sees(text, numel, world):
     codec = parse_codec(text)
     seen = []
-    loop_back(codec, [torch.ones(numel)] * world, observe=lambda r: seen.append((type(r).__name__, r.nbytes)))
+    loop_back(
+        codec,
+        [torch.ones(numel)] * world,
+        step=STEADY_STEP,
+        observe=lambda r: seen.append((type(r).__name__, r.nbytes)),
+    )
     asked = requests_of(codec, numel, world)
     assert [(a.kind, a.up_nbytes) for a in asked] == seen
     assert sum(a.up_nbytes for a in asked) == codec.nbytes(numel)

@@ -465,3 +465,30 @@ def pack_fp8(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, 
 
 def unpack_fp8(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, mantissa: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
     """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
+
+def select_largest(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], length: int, kept: int, out: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> None:
+    """
+    The places of the `kept` largest magnitudes of every `length` elements, rising; of equal ones the first.
+    """
+
+def count_above(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], least: float) -> int:
+    """How many elements are `least` or more in magnitude, or NaN."""
+
+def select_above(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], least: float, out: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> None:
+    """Which they are, rising; `out` has count_above() of them."""
+
+def used_blocks(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """1 for each block of x that holds anything but zeros."""
+
+def accumulate(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], momentum: float, u: torch.Tensor | numpy.typing.NDArray[numpy.float32], v: torch.Tensor | numpy.typing.NDArray[numpy.float32], wanted: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    u = momentum u + x; v = v + u; wanted = v. Where that is not finite, u and v stay as they are.
+    """
+
+def pack_places(places: torch.Tensor | numpy.typing.NDArray[numpy.int64], length: int, low: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """Rising places below `length` in few bits; see native/sparse_select.h."""
+
+def unpack_places(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], length: int, low: int, out: torch.Tensor | numpy.typing.NDArray[numpy.int64]) -> None:
+    """
+    What pack_places() wrote; ValueError where the bytes name places that are not there.
+    """

@@ -102,10 +102,10 @@ class MemoryStore:
         return state
 
     def give_back(self, name: str, values: Tensor) -> None:
-        """Adds to the vectors what was sent for a parameter that no rank used: it is sent again later."""
-        for placement, flat in self._flats.values():
+        """Adds to the residual what was sent for a parameter that no rank used: it is sent again later."""
+        for (slot, _), (placement, flat) in self._flats.items():
             parts = placement.split(flat)
-            if name in parts:
+            if slot == "residual" and name in parts:
                 parts[name] += values.view_as(parts[name])
 
     def clear(self) -> None:

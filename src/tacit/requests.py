@@ -288,7 +288,52 @@ class TableSum:
         lanes += table[codes.reshape(-1)[: lanes.numel()].int()]
 
 
-Request = Sum | Max | Gather | TableSum
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A sum whose partial sums stay as short as one payload: ranks of a binomial tree merge what they receive with what they have, and the
+    root's result goes back the same way. Answered by a Merged.
+
+    Args:
+        value: This rank's part, of the same length on all ranks.
+        join: (own, received) -> (both in one, of the same length; what that left out, in whatever form the codec wants to have it back).
+
+    Example:
+        >>> Merge(torch.tensor([3.0]), join=lambda own, received: (torch.maximum(own, received), None)).nbytes
+        4
+    """
+
+    value: Tensor
+    join: Callable[[Tensor, Tensor], tuple[Tensor, Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.value.numel() * self.value.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What comes back from Merge.
+
+    Args:
+        value: The root's result, on every rank.
+        left_out: What this rank's own merges left out, one entry a merge: it belongs to this rank's memory.
+
+    Example:
+        >>> Merged(torch.zeros(1)).left_out
+        ()
+    """
+
+    value: Tensor
+    left_out: tuple[Any, ...] = ()
+
+
+def merge_stages(world: int) -> list[list[tuple[int, int]]]:
+    """Who sends to whom in each stage of a merge, as in schedules/tree.py; the way back is the same, turned round."""
+    steps = [1 << k for k in range((world - 1).bit_length())]
+    return [[(r + step, r) for r in range(0, world - step, 2 * step)] for step in steps]
+
+
+Request = Sum | Max | Gather | TableSum | Merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +543,8 @@ class Traits:
         exact: Sends x as it is, in its own dtype.
         lanes: Integers that it asks others to add.
         stateful: Writes memory after its last answer: FSDP2 drives all rows to their end.
+        varies: How many bytes it sends depends on the numbers; `nbytes` is the most.
+        absolute: An option is in the unit of the numbers, so their size decides how much of them is sent.
 
     Example:
         >>> Traits(rounds=1, summable=False, unbiased=True).remembers
@@ -512,6 +559,8 @@ class Traits:
     exact: bool = False
     lanes: Lanes | None = None
     stateful: bool = False
+    varies: bool = False
+    absolute: bool = False
 
 
 class Codec(Protocol):
@@ -679,12 +728,23 @@ def answer_all(requests: Sequence[Request], seeds: Sequence[int], scheme: str = 
         return [values.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(0)] * world
     if isinstance(first, Gather):
         return [[r.value for r in requests if isinstance(r, Gather)]] * world
+    if isinstance(first, Merge):
+        return _merge_all([r for r in requests if isinstance(r, Merge)])
     first.lanes.check(world)
     lanes = first.look_up()
     for request in requests[1:]:
         if isinstance(request, TableSum):
             first.add(request.index, lanes)
     return [Total(lanes, world)] * world
+
+
+def _merge_all(requests: list[Merge]) -> list[Merged]:
+    values, left_out = [r.value for r in requests], [list[Any]() for _ in requests]
+    for stage in merge_stages(len(requests)):
+        for source, rank in stage:
+            values[rank], left = requests[rank].join(values[rank], values[source])
+            left_out[rank].append(left)
+    return [Merged(values[0], tuple(left)) for left in left_out]
 
 
 def _sum_all(payloads: list[Payload], seeds: Sequence[int], scheme: str) -> list[Total]:

@@ -3,7 +3,8 @@
 The vector lies on torch's meta device, where every kernel runs as its torch twin (codecs/in_torch.py) and computes shapes: no
 memory, whatever the length. A codec that looks at a value cannot be driven so (meta tensors have none): it is then driven
 with zeros on the CPU, at the price of real memory and time; `on` records which it was. Its requests may not depend on the
-numbers anyway: the loop-back driver and the conformance kit hold it to that.
+numbers anyway: the loop-back driver and the conformance kit hold it to that. The one exception is declared (`Traits.varies`): such a
+codec is driven with large numbers, so that what it sends is the most it can send.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from tacit.requests import (
     Gather,
     LocalMemory,
     Max,
+    Merge,
+    Merged,
     Reduced,
     Request,
     Sum,
@@ -29,19 +32,21 @@ from tacit.requests import (
     context_for,
 )
 
+_LARGE = 1e30
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request of one rank: the bytes it sends, and the bytes of the answer.
 
     - Sum: the packed sum, in the payload's own form; TableSum: one lane an element; Max: as many as it gave;
-    - Gather: every rank's.
+    - Gather: every rank's; Merge: one.
     """
 
     kind: str
     up_nbytes: int
     down_nbytes: int
-    on: str  # "meta": shapes only; "cpu": zeros
+    on: str  # "meta": shapes only; "cpu": numbers
 
 
 def requests_of(codec: Codec, numel: int, world: int, layout: Layout | None = None) -> list[Asked]:
@@ -50,6 +55,8 @@ def requests_of(codec: Codec, numel: int, world: int, layout: Layout | None = No
         raise ConfigError(
             f"{numel} elements among {world} ranks; give 0 or more elements and 1 or more ranks"
         )
+    if codec.traits.varies:  # the most that it sends
+        return _drive(codec, torch.full((numel,), _LARGE), world, layout)
     try:
         return _drive(codec, torch.empty(numel, device="meta"), world, layout)
     except (RuntimeError, NotImplementedError):  # what torch raises where a value is wanted of a meta tensor
@@ -82,9 +89,13 @@ def _answer(request: Request, world: int) -> tuple[Any, int]:
         return Total(lanes, world), lanes.nbytes
     if isinstance(request, Max):
         return request.value, request.nbytes
+    if isinstance(request, Merge):
+        return Merged(request.value), request.nbytes
     if isinstance(request, Gather):
         return [request.value] * world, world * request.nbytes
-    raise ConformanceError(f"a codec yielded {type(request).__name__}; ask with Sum, Max, Gather or TableSum")
+    raise ConformanceError(
+        f"a codec yielded {type(request).__name__}; ask with Sum, Max, Gather, Merge or TableSum"
+    )
 
 
 def _check_end(codec: Codec, reduced: Reduced, x: Tensor) -> None:

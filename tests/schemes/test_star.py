@@ -32,6 +32,8 @@ EXACT = (
     "signsgd",
     "terngrad",
     LOW_RANK,
+    "ef(randomk(0.3) > hush)",
+    "ef(scalecom(0.3) > thc)",
 )  # 255 x 3 ranks need 16-bit lanes
 FLOATS = ("none", "bf16", "lowrank(2, p=none, q=none, rest=none)")
 

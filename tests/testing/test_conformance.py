@@ -60,6 +60,14 @@ class SaysLess(Honest):
         return numel  # forgets the scales
 
 
+class SendsMore(SaysLess):
+    """Claims that its bytes vary, and sends more than the most that it declares."""
+
+    @property
+    def traits(self):
+        return replace(super().traits, varies=True)
+
+
 class Biased(Honest):
     """Nearest rounding that calls itself unbiased."""
 
@@ -214,6 +222,7 @@ class Mixes(RankOne):
     ("liar", "rule", "why"),
     [
         (SaysLess(), "bytes", "260 bytes for 256 elements, but 256 declared"),
+        (SendsMore(), "bytes", "260 bytes for 256 elements, but 256 declared"),
         (Biased(), "unbiased", "claims to be unbiased, and is not"),
         (Halves(), "shares", "do not add up"),
         (Adds(), "bytes", "payloads add in flight, and their form does not"),

@@ -19,6 +19,7 @@ from tacit.attachments.handle import Attachment, Handle, leave_dropped
 from tacit.attachments.kinds import (
     kind_of,
     refuse_lone_rank,
+    refuse_second_momentum,
     uncompiled,
     warn_of_early_steps,
     warn_of_lone_group,
@@ -99,6 +100,7 @@ def attach(
             _overlap(overlap, parsed, module),
         )
         _refuse_attached(module)
+        refuse_second_momentum(parsed, optimizer)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):

@@ -1,13 +1,17 @@
-"""What kind of module a model is, and which kinds cannot take a strategy: each with the reason and the way out."""
+"""What kind of module a model is, and which kinds and optimizers cannot take a strategy: each with the reason and the way out."""
 
 import warnings
 from collections.abc import Mapping
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from tacit import environment
+from tacit.codecs import ByShape, Dgc
 from tacit.errors import ConfigError
+from tacit.rounds import GradientRule
+from tacit.strategy import Strategy
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -105,3 +109,18 @@ def warn_of_early_steps(parameters: Mapping[str, nn.Parameter]) -> None:
                 stacklevel=3,
             )
             return
+
+
+def refuse_second_momentum(strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises ConfigError where the codec has the momentum, and the optimizer would take it again."""
+    what = strategy.what
+    parts = (what.matrix, what.rest) if isinstance(what, ByShape) else (what,)
+    own = next((part for part in parts if isinstance(part, Dgc) and part.momentum), None)
+    if own is None or optimizer is None or not isinstance(strategy.when, GradientRule):
+        return
+    for group in optimizer.param_groups:
+        if group.get("momentum") or group.get("betas", (0,))[0]:
+            raise ConfigError(
+                f"{own} has momentum={own.momentum}, and {type(optimizer).__name__} would apply its own to it again; take "
+                f"torch.optim.SGD without momentum, or dgc(momentum=0)"
+            )

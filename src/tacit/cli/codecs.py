@@ -29,6 +29,15 @@ DEFAULT = (
     "hush",
     "topk",
     "topk > int8",
+    "topk(0.001, chunk=bucket) > none",
+    "threshold(0.1)",
+    "randomk",
+    "randomk(0.5, unbiased=True)",
+    "randomk(0.05) > hush",
+    "gtopk(0.01)",
+    "scalecom",
+    "omnireduce(16)",
+    "dgc",
     "lowrank(2)",
     "lowrank(2, p=hush, q=hush, rest=hush)",
     "ef(bf16)",
@@ -39,6 +48,8 @@ DEFAULT = (
     "ef(topk, decay=0.95)",
     "ef(topk > int8)",
     "ef21(topk)",
+    "ef(gtopk(0.01))",
+    "ef(scalecom)",
 )
 
 
@@ -83,7 +94,9 @@ def _list(as_json: bool) -> int:
         codec = parse_codec(text)
         traits = codec.traits
         claims = [
-            name for name in ("summable", "unbiased", "contracting", "remembers") if getattr(traits, name)
+            name
+            for name in ("summable", "unbiased", "contracting", "remembers", "varies")
+            if getattr(traits, name)
         ]
         bits = down = 8 * declared_nbytes(codec, matrix) / matrix.numel
         if traits.lanes is not None:

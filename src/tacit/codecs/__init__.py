@@ -3,17 +3,23 @@
 from tacit.codecs.blocks import Blocks, Int4, Int8
 from tacit.codecs.by_shape import ByShape
 from tacit.codecs.cast import Bf16, Fp16, Plain
+from tacit.codecs.dgc import Dgc
 from tacit.codecs.ef21 import Ef21
 from tacit.codecs.error_feedback import ErrorFeedback
 from tacit.codecs.fp8 import Fp8
+from tacit.codecs.gtopk import GTopK
 from tacit.codecs.hush import Hush
 from tacit.codecs.low_rank import LowRank
 from tacit.codecs.natural import Natural
+from tacit.codecs.omni_reduce import OmniReduce
 from tacit.codecs.qsgd import Qsgd
+from tacit.codecs.random_k import RandomK
+from tacit.codecs.scale_com import ScaleCom
 from tacit.codecs.signs import OneBit, Sign
 from tacit.codecs.signsgd import SignSgd
 from tacit.codecs.terngrad import TernGrad
 from tacit.codecs.thc import Thc
+from tacit.codecs.threshold import Threshold
 from tacit.codecs.topk import TopK
 from tacit.registry import Registry
 from tacit.requests import Codec
@@ -38,6 +44,12 @@ _BUILT_IN: dict[str, type] = {
     "ef": ErrorFeedback,
     "ef21": Ef21,
     "by_shape": ByShape,
+    "threshold": Threshold,
+    "randomk": RandomK,
+    "dgc": Dgc,
+    "gtopk": GTopK,
+    "scalecom": ScaleCom,
+    "omnireduce": OmniReduce,
 }
 CODECS: Registry[type] = Registry("codec", "tacit.codecs", _BUILT_IN)
 
@@ -66,22 +78,28 @@ __all__ = [
     "Bf16",
     "Blocks",
     "ByShape",
+    "Dgc",
     "Ef21",
     "ErrorFeedback",
     "Fp8",
     "Fp16",
+    "GTopK",
     "Hush",
     "Int4",
     "Int8",
     "LowRank",
     "Natural",
+    "OmniReduce",
     "OneBit",
     "Plain",
     "Qsgd",
+    "RandomK",
+    "ScaleCom",
     "Sign",
     "SignSgd",
     "TernGrad",
     "Thc",
+    "Threshold",
     "TopK",
     "register",
 ]

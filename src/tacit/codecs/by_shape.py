@@ -58,6 +58,8 @@ class ByShape:
             exact=a.exact and b.exact,
             lanes=min(lanes, key=lambda each: each.most_ranks) if lanes else None,
             stateful=a.stateful or b.stateful,
+            varies=a.varies or b.varies,
+            absolute=a.absolute or b.absolute,
         )
 
     def nbytes(self, numel: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit import recycled
+from tacit.codecs.shared_places import all_finite
 from tacit.errors import ConfigError, PairingError
 from tacit.layout import Layout
 from tacit.requests import Codec, Context, Conversation, Reduced, Traits, as_reduced, declared_nbytes
@@ -66,6 +67,8 @@ class ErrorFeedback:
             torch.sub(wanted, reduced.contribution(), out=left)
         else:
             left.zero_()
-        # a block that held a NaN or infinity was not sent; it must not live on in the memory
-        torch.where(left.isfinite(), left, residual, out=residual)
+        if left.device.type == "cpu" and bool(all_finite(left)):  # a tenth of what looking at each costs
+            residual.copy_(left)
+        else:  # a block that held a NaN or infinity was not sent; it must not live on in the memory
+            torch.where(left.isfinite(), left, residual, out=residual)
         return reduced

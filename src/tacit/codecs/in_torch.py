@@ -142,6 +142,17 @@ def unpack_blocks(
     out.copy_(out + value if add else value)
 
 
+# ---- dgc ----
+
+
+def accumulate(x: Tensor, momentum: float, u: Tensor, v: Tensor, wanted: Tensor) -> None:
+    velocity = torch.add(x, u, alpha=momentum)
+    torch.add(v, velocity, out=wanted)
+    finite = wanted.isfinite()
+    u.copy_(torch.where(finite, velocity, u))
+    v.copy_(torch.where(finite, wanted, v))
+
+
 # ---- hush ----
 
 

@@ -126,6 +126,8 @@ class LowRank:
             remembers=True,
             lanes=min(lanes, key=lambda each: each.most_ranks) if lanes else None,
             stateful=True,
+            varies=any(each.varies for each in parts),
+            absolute=any(each.absolute for each in parts),
         )
 
     def nbytes(self, numel: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit import _core
+from tacit import _core, recycled
 from tacit.errors import ConfigError, PairingError
 from tacit.requests import (
     Codec,
@@ -34,24 +34,28 @@ from tacit.requests import (
 )
 
 _BITS = 2
+_BUCKET = "bucket"
 _FITTING = 8  # Lloyd's steps: 2 levels are then within 1 % of where they settle, for normal, log-normal and t-distributed x
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """`topk(share=0.015625, bits=2, chunk=4096)`: 0.16 bits an element."""
+    """`topk(share=0.015625, bits=2, chunk=4096)`: 0.16 bits an element. `topk(0.001, chunk=bucket) > none`: of all that a bucket holds."""
 
     share: float = 1 / 64
     bits: int = _BITS
-    chunk: int = 4096
+    chunk: int | str = 4096
 
     def __post_init__(self) -> None:
         if not isinstance(self.share, int | float) or isinstance(self.share, bool) or not 0 < self.share <= 1:
             raise ConfigError(f"share={self.share}: the part that is sent, above 0 and at most 1; try 0.0156")
         if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 1 <= self.bits <= 4:
             raise ConfigError(f"bits={self.bits}: a sign and up to 3 bits of magnitude, so 1 to 4; try 2")
-        if not isinstance(self.chunk, int) or isinstance(self.chunk, bool) or not 2 <= self.chunk <= 2**20:
-            raise ConfigError(f"chunk={self.chunk}: 2 to 1048576 elements; try 4096")
+        whole = isinstance(self.chunk, int) and not isinstance(self.chunk, bool)
+        if self.chunk != _BUCKET and not (whole and 2 <= int(self.chunk) <= 2**20):
+            raise ConfigError(
+                f"chunk={self.chunk}: 2 to 1048576 elements, or bucket for all of a bucket; try 4096"
+            )
 
     def __str__(self) -> str:
         return f"topk(share={self.share}, bits={self.bits}, chunk={self.chunk})"
@@ -72,15 +76,19 @@ class TopK:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         own = self.pack(x.float())
         payloads: list[Tensor] = yield Gather(own)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        total = recycled.zeros(x.numel(), torch.float32, x.device)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(
+            total,
+            contribution=lambda: self.unpack_add(own, recycled.zeros(x.numel(), torch.float32, x.device)),
+        )
 
     def rows(self, numel: int) -> "list[Rows]":
         """The chunks of `numel` elements: the whole ones, and what is left as a shorter one."""
-        whole, rest = divmod(numel, self.chunk)
-        cut = [(whole, self.chunk)] * (whole > 0) + [(1, rest)] * (rest > 0)
+        chunk = max(1, numel) if self.chunk == _BUCKET else int(self.chunk)
+        whole, rest = divmod(numel, chunk)
+        cut = [(whole, chunk)] * (whole > 0) + [(1, rest)] * (rest > 0)
         return [Rows(count, length, max(1, round(self.share * length)), self.bits) for count, length in cut]
 
     def pack(self, x: Tensor) -> Tensor:
@@ -115,18 +123,14 @@ class TopKValues:
     values: Codec
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, HasFormat):
-            raise PairingError(
-                f"topk > {self.values}: {self.values} has no format for single numbers; write topk > int8, int4, bf16 or none"
-            )
+        format_of(self.values, "topk")
 
     def __str__(self) -> str:
         return f"topk(share={self.picked.share}, chunk={self.picked.chunk}) > {self.values}"
 
     @property
     def _format(self) -> WireFormat:
-        assert isinstance(self.values, HasFormat)
-        return self.values.format
+        return format_of(self.values, "topk")
 
     @property
     def traits(self) -> Traits:
@@ -140,10 +144,13 @@ class TopKValues:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         own = self.pack(x.float(), context.own_seed)
         payloads: list[Tensor] = yield Gather(own)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        total = recycled.zeros(x.numel(), torch.float32, x.device)
         for payload in payloads:
             self.unpack_add(payload, total)
-        return Reduced(total, contribution=lambda: self.unpack_add(own, torch.zeros_like(total)))
+        return Reduced(
+            total,
+            contribution=lambda: self.unpack_add(own, recycled.zeros(x.numel(), torch.float32, x.device)),
+        )
 
     def pack(self, x: Tensor, seed: int) -> Tensor:
         written, numbers = [], [x.new_empty(0)]
@@ -162,15 +169,24 @@ class TopKValues:
             at += nbytes
         sizes = [index.numel() for index in indices]
         numbers = torch.zeros(sum(sizes), device=out.device)
-        self._format.unpack_add(_typed(payload[at:], self._format), numbers)
+        self._format.unpack_add(typed(payload[at:], self._format), numbers)
         for (_, part), index, number in zip(cut, indices, numbers.split(sizes), strict=True):
             part.scatter_add_(1, index, number.view_as(index))
         return out
 
 
-def _typed(data: Tensor, format: WireFormat) -> Tensor:
+def typed(data: Tensor, format: WireFormat) -> Tensor:
     """A payload's bytes as the format packed them."""
     return data.clone().view(format.dtype) if isinstance(format, Dense) else data
+
+
+def format_of(values: Codec, name: str) -> WireFormat:
+    """The format in which `name > values` writes its numbers; PairingError if `values` has none."""
+    if not isinstance(values, HasFormat):
+        raise PairingError(
+            f"{name} > {values}: {values} has no format for single numbers; write {name} > int8, int4, bf16 or none"
+        )
+    return values.format
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +268,11 @@ class Rows:
         out.masked_fill_(~levels.isfinite().all(1, keepdim=True), torch.nan)
 
     def largest(self, x: Tensor) -> Tensor:
-        """Which elements of every row are sent, in order."""
+        """Which elements of every row are sent, in order; a NaN counts as the largest."""
+        if x.device.type == "cpu":
+            out = torch.empty(len(x) * self.kept, dtype=torch.int64)
+            _core.select_largest(x.contiguous().view(-1), self.length, self.kept, out)
+            return out.view(len(x), self.kept)
         return x.abs().topk(self.kept, dim=1, sorted=False).indices.sort(dim=1).values
 
     def index_bits(self, index: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from tacit.gossip.rendezvous import Endpoint, listening
 from tacit.gossip.replica import Prepared, Replica
 from tacit.gossip.timeouts import FIRST_S, Timeouts
 from tacit.gossip.untrained import raw_bytes, raw_view
-from tacit.requests import Codec, Gather, LocalMemory, Max, Request, Sum, TableSum, seed_of
+from tacit.requests import Codec, Gather, LocalMemory, Max, Merge, Request, Sum, TableSum, seed_of
 from tacit.rounds.rules import Wish
 from tacit.schemes import Gossip
 
@@ -747,6 +747,8 @@ def _with_tensor(request: Request, tensor: Tensor) -> Request:
         return replace(request, payload=replace(request.payload, data=tensor))
     if isinstance(request, TableSum):
         return replace(request, index=tensor)
+    if isinstance(request, Merge):
+        return replace(request, value=tensor)
     return Max(tensor) if isinstance(request, Max) else Gather(tensor)
 
 

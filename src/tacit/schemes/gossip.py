@@ -42,6 +42,10 @@ class Gossip:
             raise PairingError(
                 f"{codec} remembers what it did not send, and so do models that gossip: it would be sent twice; leave ef() out"
             )
+        if codec.traits.varies:
+            raise PairingError(
+                f"{codec} sends as many bytes as the numbers ask for, and what two ranks swap is of one length; write topk or int8"
+            )
 
     def partner(self, rank: int, world: int, number: int, live: Sequence[int], seed: int) -> int | None:
         """Whom `rank` calls for its exchange `number`, of the `live` ranks; None: nobody is there."""

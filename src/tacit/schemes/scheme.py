@@ -18,12 +18,15 @@ from tacit.requests import (
     Dense,
     Gather,
     Max,
+    Merge,
+    Merged,
     Payload,
     Request,
     Sum,
     TableSum,
     Total,
     add_shard,
+    merge_stages,
     seed_of,
 )
 from tacit.transports import Wire
@@ -82,6 +85,8 @@ class Scheme(ABC):
                     return max_over_ranks(wire, request.value)
                 case Gather():
                     return _gather(wire, request)
+                case Merge():
+                    return _merge(wire, request)
 
     def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
         """Begins to answer a request, and returns what waits for the answer. All ranks begin in one order; most schemes have it by then."""
@@ -106,6 +111,8 @@ class Scheme(ABC):
                     return [part.view_as(value) for part, value in zip(parts, values, strict=True)]
                 case Gather():
                     return [_gather(wire, r) for r in requests if isinstance(r, Gather)]
+                case Merge():
+                    return [_merge(wire, r) for r in requests if isinstance(r, Merge)]
 
     def _sum_of_all_rows(self, wire: Wire, requests: Sequence[Request], seed: int) -> list[Total]:
         payloads = [r.payload for r in requests if isinstance(r, Sum)]
@@ -170,6 +177,29 @@ def _gather(wire: Wire, request: Gather) -> list[Tensor]:
     length = torch.tensor([value.numel()], dtype=torch.int64, device=value.device)
     lengths = torch.cat(wire.all_gather([1] * wire.world, length))
     return wire.all_gather(lengths.tolist(), value)
+
+
+def _merge(wire: Wire, request: Merge) -> Merged:
+    """Up the tree, where each partial sum is as long as a payload, and down again: (n - 1) payloads each way among all ranks."""
+    stages = merge_stages(wire.world)
+    own, left_out = request.value.contiguous(), list[Any]()
+    received = torch.empty_like(own)
+    for stage in stages:
+        for source, rank in stage:
+            if wire.rank == source:
+                wire.exchange([(rank, own)], [])
+            elif wire.rank == rank:
+                wire.exchange([], [(source, received)])
+                own, left = request.join(own, received)
+                left_out.append(left)
+    for stage in reversed(stages):
+        for source, rank in stage:
+            if wire.rank == source:
+                wire.exchange([], [(rank, received)])
+                own = received
+            elif wire.rank == rank:
+                wire.exchange([(source, own)], [])
+    return Merged(own, tuple(left_out))
 
 
 def _scatter_sum(wire: Wire, requests: Sequence[Request]) -> list[Total]:

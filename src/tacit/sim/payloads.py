@@ -46,11 +46,19 @@ def of_codec(codec_text: str, elements: int, schedule: Schedule) -> tuple[Payloa
         raise PairingError(
             f"{schedule.name} ends in a {schedule.goal}, not in a sum; codecs need a sum, as ring ends in"
         )
+    if codec.traits.varies:
+        raise PairingError(
+            f"what {codec} sends depends on the numbers, and a workload has only their count; measure it with tacit lab"
+        )
+    asked = requests_of(codec, elements, schedule.world)
+    if any(request.kind == "Merge" for request in asked):
+        if schedule.name != "tree":
+            raise PairingError(f"{codec} merges partial sums on the way up a tree; take tree")
+        return tuple(PayloadSize(r.kind, r.up_nbytes, r.down_nbytes) for r in asked)
     if not codec.traits.summable and schedule.name not in _DECODES:
         raise PairingError(
             f"{codec} payloads cannot be added in flight by {schedule.name}; take sharded or server"
         )
-    asked = requests_of(codec, elements, schedule.world)
     if any(request.kind == "Gather" for request in asked):
         raise PairingError(f"{codec} gathers instead of adding; no schedule that ends in a sum can carry it")
     looks_up = schedule.name in _LOOKS_UP

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tacit.codecs import Hush, Thc
+from tacit.codecs import Dgc, GTopK, Hush, OmniReduce, Plain, RandomK, ScaleCom, Thc, Threshold
 from tacit.codecs.tables import clamp_at, stochastic_table
 from tacit.requests import Codec, Lanes, TableSum, loop_back
 from tacit.testing.vectors import nmse, vectors
@@ -33,6 +33,19 @@ def claims(codec: Codec) -> Iterator[Claim]:
         yield from _thc()
     if codec == Hush():
         yield from _hush()
+    match codec:
+        case Threshold(values=Plain()):
+            yield from _threshold(codec)
+        case RandomK(values=Plain()):
+            yield from _random_k(codec)
+        case GTopK(values=Plain()) | ScaleCom(values=Plain()):
+            yield from _no_build_up(codec)
+        case OmniReduce(values=Plain()):
+            yield from _nothing_lost(codec)
+        case Dgc(share=0.001):
+            yield from _dgc(codec)
+        case _:
+            pass
 
 
 def _error(codec: Codec, family: str, world: int, seed: int = 0) -> float:
@@ -73,3 +86,45 @@ def _hush() -> Iterator[Claim]:
         for family, most in (("windows", 0.6), ("loud", 0.6)):
             limit = most * _error(Thc(), family, world)
             yield "NMSE, at most .6 of thc's", family, world, _error(Hush(), family, world), 0.0, limit
+
+
+# ---- the sparse family, each by the property that its paper rests on
+
+_FEW = 1 << 14
+
+
+def _threshold(codec: Threshold) -> Iterator[Claim]:
+    (x,) = vectors("lognormal", 1, _FEW)
+    left = (x - loop_back(codec, [x])[0].total).abs().max().item()
+    yield "largest |x - sent| / value", "lognormal", 1, left / codec.value, 0.0, 1.0
+
+
+def _random_k(codec: RandomK) -> Iterator[Claim]:
+    """E |x - sent|^2 = (1 - k/d) |x|^2; scaled to be unbiased (d/k - 1) |x|^2."""
+    (x,) = vectors("gauss", 1, _FEW)
+    errors = [nmse(loop_back(codec, [x], step=step)[0].total, [x]) for step in range(64)]
+    expected = 1 / codec.share - 1 if codec.unbiased else 1 - codec.share
+    value = sum(errors) / len(errors)
+    yield "mean |x - sent|^2 / |x|^2", "gauss", 1, value, 0.95 * expected, 1.05 * expected
+
+
+def _no_build_up(codec: GTopK | ScaleCom) -> Iterator[Claim]:
+    """Of eight ranks' sum as many numbers arrive as one rank sends."""
+    kept = max(1, round(codec.share * _FEW))
+    total = loop_back(codec, vectors("gauss", 8, _FEW))[0].total
+    yield "numbers in the sum / k", "gauss", 8, int(total.count_nonzero()) / kept, 1.0, 1.0
+
+
+def _nothing_lost(codec: OmniReduce) -> Iterator[Claim]:
+    inputs = vectors("windows", 3, _FEW)
+    same = torch.equal(loop_back(codec, inputs)[0].total, loop_back(Plain(), inputs)[0].total)
+    yield "the bits of a plain sum", "windows", 3, float(same), 1.0, 1.0
+
+
+def _dgc(codec: Dgc) -> Iterator[Claim]:
+    """Table of the warm-up: 75, 93.75, 98.4375, 99.6 and 99.9 %."""
+    stages = [0.75, 0.9375, 0.984375, 0.99609375] if codec.warmup >= 4 else []
+    found = [1 - codec.share_at(-(-k * codec.warmup // 4)) for k in range(len(stages))]
+    right = [abs(a - b) < 1e-9 for a, b in zip(found, stages, strict=True)]
+    yield "stages of the warm-up as published", "", 0, sum(right), len(stages), len(stages)
+    yield "sparsity after it", "", 0, 1 - codec.share_at(codec.warmup), 0.999, 0.999
