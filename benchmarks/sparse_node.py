@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ from tacit.rows.serving import RowServer
 
 SCATTER = 2654435761  # a prime: rows that are looked up often lie anywhere, as hashed keys do
 TIMEOUT = timedelta(seconds=300)
-ANSWERS = 2  # of a row server in a step: pull and push
+BURST = 2  # steps of rows in shards, one after another: sums of one run beside the pull of the next
+ANSWERS = (
+    2 * BURST + 1
+)  # of a row server in a burst: pulls, pushes, and a pull of nothing that ends the last sums
 
 
 @dataclass
@@ -34,13 +38,16 @@ class Timed:
     """One configuration on this member, and what its timed steps took and sent."""
 
     name: str
-    step: Callable[[int], None]  # of a number
+    step: Callable[
+        [int], float | None
+    ]  # from a number on; back come seconds of one, if it is not all that is timed
     counted: Callable[[], float] = lambda: 0.0  # payload bytes sent so far
     hot: Callable[[], int] = lambda: 0  # rows
+    burst: int = 1  # steps that are taken together
     close: Callable[[], object] = lambda: None
     step_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    interface_nbytes: list[int] = field(default_factory=list)
+    interface_nbytes: list[float] = field(default_factory=list)
     payload_nbytes: list[float] = field(default_factory=list)
 
 
@@ -91,7 +98,7 @@ def configurations(
     if "star" in cell["compare"]:
         inner = table(keys.rows, width, True)
         ddp = nn.parallel.DistributedDataParallel(inner, process_group=group, init_sync=False)
-        handle = tacit.attach(ddp, None, f"every / thc / star(mtu={spec['mtu']})")
+        handle = tacit.attach(ddp, None, f"every / thc / star(mtu={spec['mtu']}, slots={spec['slots']})")
         found.append(
             Timed(
                 "thc / star",
@@ -106,13 +113,30 @@ def configurations(
         found.append(
             Timed(
                 name,
-                trains(model, tables.step),
+                in_a_burst(model, trains(model, tables.step)),
                 lambda t=tables: float(t.stats.sent_nbytes),
                 lambda t=tables: t.stats.hot_rows,
+                BURST,
                 tables.close,
             )
         )
     return found
+
+
+def in_a_burst(model: nn.Module, step: Callable[[int], None]) -> Callable[[int], float]:
+    """A step from the end of a push to the end of the next one: with the sums of the one before, and not its own."""
+
+    def burst(number: int) -> float:
+        step(number)
+        start = time.perf_counter()
+        for at in range(1, BURST):
+            step(number + at)
+        took_s = (time.perf_counter() - start) / (BURST - 1)
+        with torch.no_grad():
+            model(torch.empty(0, dtype=torch.int64))
+        return took_s
+
+    return burst
 
 
 def placed(spec: dict[str, Any], compare: Sequence[str], group: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -141,45 +165,52 @@ def served(spec: dict[str, Any], cell: dict[str, Any]) -> list[Timed]:
             continue
         server = RowServer(owners := owners_of(None, spec["servers"]))
 
-        def step(_: int, server: RowServer = server) -> None:
+        def step(_: int, server: RowServer = server) -> float:
             for _ in range(ANSWERS):
                 server.answer()
+            return 1e-9  # ranks have the time
 
-        found.append(Timed(name, step, lambda o=owners: float(o.traffic.sent_nbytes), close=server.answer))
+        def close(server: RowServer = server) -> None:
+            while server.answer():
+                pass
+
+        found.append(
+            Timed(name, step, lambda o=owners: float(o.traffic.sent_nbytes), burst=BURST, close=close)
+        )
     return found
 
 
-def measure(spec: dict[str, Any], every: Sequence[Timed], tell: Callable[[str], None]) -> dict[str, float]:
-    """Hot rows are found first, then all take turns. Back come seconds of a step in which hot rows are agreed on."""
+def measure(
+    spec: dict[str, Any], every: Sequence[Timed], tell: Callable[[str], None], fast: Callable[[bool], None]
+) -> dict[str, float]:
+    """Hot rows are found first, on links without a limit until they are agreed on; then all take turns. Back come seconds of the burst in
+    which they are agreed on."""
     agreed: dict[str, float] = {}
-    number = 0
     for each in every:
         if each.name.endswith("Hot()"):
-            for number in range(spec["hot_every"] + 1):
-                dist.barrier()
-                start = time.perf_counter()
+            fast(True)
+            for number in range(0, spec["hot_every"], BURST):
+                if number + BURST == spec["hot_every"]:
+                    fast(False)
+                    start = time.perf_counter()
                 each.step(number)
-                dist.barrier()
-                if number == spec["hot_every"] - 1:
-                    agreed[each.name] = time.perf_counter() - start
-            tell(f"{each.name}: hot rows agreed on")
-    first = spec["hot_every"] + 1
-    for turn in range(spec["steps"] + 1):  # the first warms up, where hot rows have not done so
+            dist.barrier()
+            agreed[each.name] = time.perf_counter() - start
+            tell(f"{each.name}: {each.hot():,} hot rows")
+    for turn in range(spec["steps"] + 1):  # the first warms up
         start_at = turn % len(every)
         for each in [*every[start_at:], *every[:start_at]]:
-            if turn == 0 and each.name in agreed:
-                continue
             dist.barrier()
             before, sent, cpu_s = traffic("eth0").tx_nbytes, each.counted(), time.process_time()
             start = time.perf_counter()
-            each.step(first + turn)
-            took_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
+            own_s = each.step(spec["hot_every"] + BURST * turn)
+            took_s, cpu_s = own_s or time.perf_counter() - start, time.process_time() - cpu_s
             dist.barrier()
             if turn:
                 each.step_s.append(took_s)
-                each.cpu_s.append(cpu_s)
-                each.interface_nbytes.append(traffic("eth0").tx_nbytes - before)
-                each.payload_nbytes.append(each.counted() - sent)
+                each.cpu_s.append(cpu_s / each.burst)
+                each.interface_nbytes.append((traffic("eth0").tx_nbytes - before) / each.burst)
+                each.payload_nbytes.append((each.counted() - sent) / each.burst)
         tell(f"round {turn} of {spec['steps']}")
     return agreed
 
@@ -198,14 +229,26 @@ def main() -> None:
         if rank == 0:
             print(json.dumps({"kind": "progress", "text": text}), flush=True)
 
-    steps = spec["hot_every"] + 2 + spec["steps"]
+    asked = iter(range(1 << 30))
+
+    def fast(wanted: bool) -> None:
+        """Has the links' limit taken away, or put back."""
+        dist.barrier()
+        if rank == 0:
+            done = Path(spec["folder"], f"rate-{next(asked)}")
+            print(json.dumps({"kind": "rate", "fast": wanted, "done": str(done)}), flush=True)
+            while not done.exists():
+                time.sleep(0.01)
+        dist.barrier()
+
+    steps = spec["hot_every"] + BURST * (spec["steps"] + 1)
     noise = torch.randn(spec["most_lookups"], max(cell["width"] for cell in spec["cells"]))
     kept: list[Timed] = []
     for cell in spec["cells"]:
         with np.load(cell["law_file"]) as law:
             keys = Keys(law, cell["lookups"] if not serves else 1, steps, 1000 * cell["seed"] + rank)
         every = served(spec, cell) if serves else configurations(spec, cell, keys, group, noise)
-        agreed = measure(spec, every, lambda text, cell=cell: tell(f"{cell['name']}: {text}"))
+        agreed = measure(spec, every, lambda text, cell=cell: tell(f"{cell['name']}: {text}"), fast)
         figures = [
             {
                 "name": each.name,

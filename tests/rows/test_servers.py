@@ -277,7 +277,7 @@ def refuse(rank: int, world: int) -> str:
 
 
 def test_options_that_differ_are_named_on_ranks_and_servers(ranks: Any) -> None:
-    for rank, (number, rate, tables) in enumerate(ranks.run(3, differ)):
+    for rank, (rate, tables, number) in enumerate(ranks.run(3, differ)):
         assert "pass the same" in number
         assert "with another learning rate" in rate
         assert "shards other tables, or with other options, than rank" in tables, rank
@@ -305,7 +305,7 @@ def differ(rank: int, world: int) -> list[str]:
             rows.serve(1)
         rows.shard(embedding(), optimizer=rows.SGD(lr=0.1), servers=1, seed=rank)
 
-    return [error_of(ConfigError, body) for body in (number, rates, seeds)]
+    return [error_of(ConfigError, body) for body in (rates, seeds, number)]
 
 
 BAD = [

@@ -35,6 +35,7 @@ class HotCopies:
 
     def __post_init__(self) -> None:
         self._copies = Shard(self.shard.table, self.optimizer)
+        self._places: list[Tensor] | None = None  # by owner
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -65,9 +66,11 @@ class HotCopies:
         return self._copies.take(keys)
 
     def by_owner(self) -> list[Tensor]:
-        """The hot keys of each owner; a row server knows its own."""
-        order, counts = self.shard.table.by_owner(self.keys, self.owners)
-        return [self.keys[places] for places in order.split(counts)]
+        """The places of each owner's hot keys, which increase; a row server knows its own."""
+        if self._places is None:
+            order, counts = self.shard.table.by_owner(self.keys, self.owners)
+            self._places = [places.sort().values for places in order.split(counts)]
+        return self._places
 
     def change(self, enter: RowsToCopy, leave: Tensor) -> None:
         """Rows enter and leave. Their owner has them up to date then, so a copy that leaves is dropped."""
@@ -81,12 +84,12 @@ class HotCopies:
         )
         left = self.keys[~torch.isin(self.keys, leave)]
         self.keys = torch.cat([left, enter.keys]).sort().values
-        self.own = self._owns(self.keys)
+        self.own, self._places = self._owns(self.keys), None
 
     def clear(self) -> None:
         """No row is hot."""
         self._copies.clear()
-        self.keys, self.own = self.keys[:0], self.own[:0]
+        self.keys, self.own, self._places = self.keys[:0], self.own[:0], None
 
     def _owns(self, keys: Tensor) -> Tensor:
         own = torch.zeros(len(keys), dtype=torch.bool)

@@ -77,7 +77,10 @@ class HotRows:
     def bring_back(self) -> None:
         """Row servers receive hot rows as the ranks have trained them; these stay hot."""
         if self._owners.servers:
-            keys = {name: copies.by_owner() for name, copies in self._copies.items()}
+            keys = {
+                name: [copies.keys[places] for places in copies.by_owner()]
+                for name, copies in self._copies.items()
+            }
             bring_back(self._owners, self._copies, self._optimizer, keys)
 
     def close(self) -> None:
@@ -203,11 +206,9 @@ class HotRows:
 
     def _touches_of(self, owner: int) -> Tensor:
         """How many ranks have touched each hot row of one owner, by table and key."""
-        found = []
-        for name, copies in self._copies.items():
-            places = copies.find(copies.by_owner()[owner])
-            found.append(self._touches[name][places])
-        return torch.cat(found)
+        return torch.cat(
+            [self._touches[name][copies.by_owner()[owner]] for name, copies in self._copies.items()]
+        )
 
     def _touched(self) -> dict[str, Tensor]:
         """By table how many ranks have touched each hot row."""

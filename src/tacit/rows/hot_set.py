@@ -15,9 +15,10 @@ every batch, hysteresis changes 4.2 x fewer rows at s = 0.7, 4.9 x at 1.05 and 3
 
 The cost rule: with q = count / steps of ranks and U = 1 - (1 - q)^W for a row, the H hottest rows make a rank's link and a server's busy for
 
-    rank    sum of U b_hot + H touch + 2 Q_c b_cold            server    2 r Q_c b_cold            Q_c: what cold rows have of q
+    lanes   sum of U b_hot + H touch        pull, push    Q_c b_cold on a rank's link, r times that on a server's        Q_c: what cold rows have of q
 
-bytes, and a step takes the longer. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
+bytes. A step is the push, and then the longer of the next pull and lanes: these run beside it, and begin when the push has ended
+(decision 21). With a shard on every rank all share one link, and follow one another. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
 of that is enough to keep them, so that a gain near the limit does not empty and fill the list again and again.
 """
 
@@ -48,9 +49,10 @@ class HotCost:
     touch_nbytes: float = 0.5
 
     def step_nbytes(self, hot: Floats, unique: Floats, union: Floats, total: float) -> Floats:
-        """Of the busiest link, where `hot` rows have `unique` of all `total` unique rows of a rank, and `union` of the union."""
-        cold = 2 * np.maximum(total - unique, 0) * self.cold_nbytes
-        return np.maximum(self.ratio * cold, union * self.hot_nbytes + hot * self.touch_nbytes + cold)
+        """Of the busiest links one after another, where `hot` rows have `unique` of all `total` unique rows of a rank, and `union` of the union."""
+        cold = np.maximum(total - unique, 0) * self.cold_nbytes
+        lanes = union * self.hot_nbytes + hot * self.touch_nbytes
+        return self.ratio * cold + np.maximum(self.ratio * cold, lanes + cold)
 
 
 @dataclass(frozen=True, slots=True)
