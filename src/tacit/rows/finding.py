@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.rows.adding import RULES
-from tacit.rows.description import Description, check_known
+from tacit.rows.description import TablesDescription, check_known
 from tacit.rows.hot import Hot
 from tacit.rows.modules import Sharded, ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import RowOptimizer
@@ -93,7 +93,7 @@ def shard(
     if servers:
         begins = [name for name, plain in found.items() if not plain[0].weight.is_meta]
         network = hot is not None and hot.in_the_network
-        owners.texts(Description(values, optimizer, adding, hot, network, begins).as_text())
+        owners.texts(TablesDescription(values, optimizer, adding, hot, network, begins).as_text())
     owners.numbers = 2 * len(values) + 1  # keys and an exponent of each, and a learning rate
     modules: dict[str, list[Sharded]] = {}
     made = Tables(values, owners, optimizer, adding, modules, hot)
