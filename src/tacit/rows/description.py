@@ -23,7 +23,7 @@ _HOT = ("rows", "every", "mtu", "slots", "half_life_touches")  # not where the a
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TablesDescription:
     """The tables in the order of all members, and every option that their owners need."""
 
     tables: Sequence[Table]
@@ -52,13 +52,13 @@ class Description:
         )
 
 
-def described(text: str) -> Description:
+def described(text: str) -> TablesDescription:
     """What rank 0 has described; raises ConfigError where it is none."""
     try:
         given = json.loads(text)
         if given["adding"] not in RULES:
             raise KeyError(given["adding"])
-        return Description(
+        return TablesDescription(
             [_table(each) for each in given["tables"]],
             _made(_OPTIMIZERS, given["optimizer"]),
             given["adding"],

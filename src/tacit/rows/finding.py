@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.rows.adding import RULES
-from tacit.rows.description import Description, check_known
+from tacit.rows.description import TablesDescription, check_known
 from tacit.rows.hot import Hot
 from tacit.rows.modules import Sharded, ShardedEmbedding, ShardedEmbeddingBag
 from tacit.rows.optimizers import RowOptimizer
@@ -105,7 +105,7 @@ def shard(
     if servers:
         begins = [name for name, plain in found.items() if not plain[0].weight.is_meta]
         network = hot is not None and hot.in_the_network
-        described = Description(values, optimizer, adding, hot, network, begins, path)
+        described = TablesDescription(values, optimizer, adding, hot, network, begins, path)
         owners.texts(described.as_text())
     owners.go_through(path)
     owners.numbers = 2 * len(values) + 1  # keys and an exponent of each, and a learning rate

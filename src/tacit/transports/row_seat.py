@@ -114,7 +114,7 @@ class RowSeat:
         if outcome is RowsOutcome.UNKNOWN:
             raise GoneError("its plane does not know the job any more")
         raise GoneError(
-            self._narrow() if outcome is RowsOutcome.NARROW else "nothing has come from its plane for 1 s"
+            self._narrow() if outcome is RowsOutcome.NARROW else "nothing has come from its plane for 2 s"
         )
 
     def _wait_for_reason(self) -> None:

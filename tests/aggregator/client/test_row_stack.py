@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +14,13 @@ from tacit.aggregator.client.row_stack import RowSocket, RowsOutcome
 from tacit.errors import ConfigError
 
 ROOM = 1424  # bytes of a message in a packet at MTU 1500
+
+
+def becomes(read: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not read():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize(("loss", "seed"), [(0.0, 0), (0.01, 1), (0.01, 2), (0.05, 3), (0.05, 4)])
@@ -69,18 +77,16 @@ def test_a_member_that_begins_late_finds_what_was_sent_to_it():
             got = [team.rooms(sent, own) for own in range(3)]
             for own in (0, 1):
                 team.sockets[own].begin(sent[own], got[own])
-            time.sleep(0.4)
-            assert team.sockets[0].wait(0.0) is RowsOutcome.RUNNING
-            assert team.sockets[0].here == [True, True, False]
-            assert team.sockets[0].acknowledged == [True, True, False]
+            for each in team.sockets[:2]:
+                becomes(lambda each=each: each.here == each.acknowledged == [True, True, False])
+                assert each.wait(0.0) is RowsOutcome.RUNNING
+            time.sleep(0.2)
             team.sockets[2].begin(sent[2], got[2])
             for each in team.sockets:
                 assert each.wait(30.0) is RowsOutcome.DONE
             assert same(sent, got)
         assert team.sockets[2].stats.early >= 3 * 2 * ((1 << 16) // 2 // ROOM)
-        assert (
-            sum(each.stats.timeouts for each in team.sockets) < 3 * 2 * 20
-        )  # as often as doubling allows in 0.4 s, twice over
+        assert sum(each.stats.timeouts for each in team.sockets) < 3 * 2 * 20
 
 
 def test_a_member_goes_on_acknowledging_between_exchanges():
@@ -100,7 +106,7 @@ def test_a_path_that_goes_silent_is_noticed():
         for own, each in enumerate(team.sockets):
             each.begin(sent[own], team.rooms(sent, own))
         assert [each.wait(30.0) for each in team.sockets] == [RowsOutcome.SILENT] * 3
-        assert 0.9 < time.monotonic() - began < 20
+        assert 1.9 < time.monotonic() - began < 20
         for each in team.sockets:
             each.abandon()
             assert each.stats.probes >= 10

@@ -25,7 +25,7 @@ class RowsOutcome(StrEnum):
 
     RUNNING = "running"
     DONE = "done"  # everything has come, and everything sent is acknowledged
-    SILENT = "silent"  # nothing at all came for a second, although the plane was probed
+    SILENT = "silent"  # nothing at all came for 2 s, although the plane was probed
     UNKNOWN = "unknown"  # the plane does not know the job: it was restarted, or control ended the job
     NARROW = "narrow"  # a member answers, but full packets do not reach it
     MISMATCHED = "mismatched"  # a message has another length than is expected here
