@@ -18,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-codec bench-error bench-accuracy chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-codec bench-error bench-accuracy chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -58,6 +58,9 @@ bench-clicks: $(READY)  ## the click model in shards and with codecs against pla
 
 bench-loopback: $(READY)  ## what tacit costs where nothing can be won: loopback, against plain DDP
 	@$(BIN)/python benchmarks/loopback.py $(ARGS)
+
+bench-overlap: $(READY)  ## steps that overlap with the next forward pass, FSDP2 that overlaps at all (lab, about 10 minutes)
+	@$(BIN)/python benchmarks/overlap.py $(ARGS)
 
 bench-codec: $(READY)  ## what the 4-bit codecs cost, against a copy
 	@$(BIN)/python benchmarks/codec.py $(ARGS)
