@@ -6,7 +6,7 @@ Top-k of each rank, gathered, is n k numbers for every rank; here no rank ever h
 the rank that merged: the paper gives ranks back what they sent of elements that the root did not keep, which loses what was left out on
 the way of elements that it did keep. Inside error feedback: `ef(gtopk(0.001))`.
 
-A request of its own, Merge, carries it over a tree whatever the scheme: docs/decisions/0025-merging-on-a-tree.md.
+A request of its own, Merge, carries it over a tree whatever the scheme: docs/decisions/0024-merging-on-a-tree.md.
 """
 
 from dataclasses import dataclass, field, replace

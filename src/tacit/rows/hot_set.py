@@ -18,7 +18,7 @@ The cost rule: with q = count / steps of ranks and U = 1 - (1 - q)^W for a row, 
     lanes   sum of U b_hot + H touch        pull, push    Q_c b_cold on a rank's link, r times that on a server's        Q_c: what cold rows have of q
 
 bytes. A step is the push, and then the longer of the next pull and lanes: these run beside it, and begin when the push has ended
-(decision 21). With a shard on every rank all share one link, and follow one another. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
+(decision 23). With a shard on every rank all share one link, and follow one another. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
 of that is enough to keep them, so that a gain near the limit does not empty and fill the list again and again.
 """
 
