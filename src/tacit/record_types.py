@@ -369,9 +369,71 @@ class TrainingRecord(Described, frozen=True, kw_only=True, tag="training"):
     loss: tuple[Number | None, ...] = ()
 
 
+class PredictedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan expects of a step, and of its parts."""
+
+    step_s: Number | None = None
+    low_s: Number | None = None
+    high_s: Number | None = None
+    compute_s: Number | None = None
+    wire_s: Number | None = None
+    codec_s: Number | None = None
+
+
+class AttachedRecord(TypedRecord, frozen=True, kw_only=True, tag="attached"):
+    """A rank of a training begins to exchange."""
+
+    rank: int = 0
+    world: int = 1
+    strategy: str = ""
+    host: str = ""
+    elements: int = 0
+
+
+class StepRecord(TypedRecord, frozen=True, kw_only=True, tag="step"):
+    """One step of one rank of a training. Bytes and seconds are sums since it was attached; `own_s` is what each rank computed
+    in this step without waiting for others, where ranks exchange that."""
+
+    rank: int = 0
+    step: int = 0
+    strategy: str = ""
+    steps: int = 0
+    sent_nbytes: int = 0
+    encode_s: Number = 0.0
+    wire_s: Number = 0.0
+    decode_s: Number = 0.0
+    wait_s: Number = 0.0
+    own_s: tuple[Number, ...] = ()
+
+
+class ChosenRecord(TypedRecord, frozen=True, kw_only=True, tag="chosen"):
+    """`auto` has chosen a strategy: `how` is probed, cached or checkpoint."""
+
+    rank: int = 0
+    step: int = 0
+    strategy: str = ""
+    bucket_nbytes: int = 0
+    how: str = ""
+    why: str = ""
+    start_up_s: Number = 0.0
+    predicted: PredictedStep | None = None
+
+
+class DriftRecord(TypedRecord, frozen=True, kw_only=True, tag="drift"):
+    """The plan of a training no longer holds; `part` is compute, wire or codec."""
+
+    rank: int = 0
+    step: int = 0
+    part: str = ""
+    sentence: str = ""
+    expected_s: Number = 0.0
+    measured_s: Number = 0.0
+
+
 _TYPES: tuple[type[TypedRecord], ...] = (
     StartRecord, EndRecord, TimingRecord, AccuracyRecord, RoundsRecord, LimitsRecord, CalibrationRecord, RefusedRecord,
     CountersRecord, TuningRecord, ReplayCheckRecord, LeftOutRecord, CostRecord, SimRecord, TrainingRecord,
+    AttachedRecord, StepRecord, ChosenRecord, DriftRecord,
 )  # fmt: skip
 TYPES: Mapping[str, type[TypedRecord]] = {each.kind(): each for each in _TYPES}
 

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import platform
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,6 +121,9 @@ class Handle:
             rank, world = attachment.wire.rank, attachment.wire.world
             self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
         self.rank, self.world, self.numels = rank, world, attachment.numels
+        if self._records is not None:
+            facts = {"strategy": str(self.strategy), "world": world, "host": platform.node()}
+            self.record("attached", **facts, elements=sum(self.numels.values()))
 
     def stepped(self, numel: int) -> None:
         """Called by the attachment after every round: counts it, and writes a `step` record.
