@@ -3,7 +3,7 @@
 Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose hooks bring one parameter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,12 +23,15 @@ class Backward:
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
         self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)
+        self.held: Callable[[Mapping[str, Tensor]], None] | None = None
+        """Where set, nothing leaves before all gradients are there, and it is called with them: a step is timed without the exchange."""
         self._reset()
 
     def _reset(self) -> None:
         self.arrived: dict[str, Tensor] = {}
         self._missing = [len(bucket.names) for bucket in self.buckets]
         self._jobs: list[Reduction] = []
+        self._delivered: Callable[[str], None] = _nobody
 
     @property
     def started(self) -> bool:
@@ -39,7 +42,7 @@ class Backward:
         return len(self.arrived) == len(self.numels)
 
     def arrive(
-        self, name: str, gradient: Tensor, delivered: Callable[[str], None] = lambda name: None
+        self, name: str, gradient: Tensor, delivered: Callable[[str], None] | None = None
     ) -> None:
         """`gradient`, 1-D, or COO of a sparse table, will be overwritten with the mean; then `delivered(name)` is called in the codec
         thread."""
@@ -52,8 +55,15 @@ class Backward:
             raise _wrong_kind(name, gradient)
         self.arrived[name] = gradient
         self._missing[self._bucket_of[name].index] -= 1
+        self._delivered = delivered or self._delivered
+        if self.held is not None and self.complete:
+            self.held(self.arrived)
+        if self.held is None or self.complete:
+            self._send_complete()
+
+    def _send_complete(self) -> None:
         while len(self._jobs) < len(self.buckets) and self._missing[len(self._jobs)] == 0:
-            self._jobs.append(self._send(self.buckets[len(self._jobs)], delivered))
+            self._jobs.append(self._send(self.buckets[len(self._jobs)], self._delivered))
 
     def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         return (self._send_rows if bucket.sparse else self._send_flat)(bucket, delivered)
@@ -96,6 +106,10 @@ class Backward:
         self.handle.stepped(
             sum((mean.values() if mean.is_sparse else mean).numel() for mean in means.values())
         )
+
+
+def _nobody(name: str) -> None:
+    """Nobody waits for this gradient."""
 
 
 def _wrong_kind(name: str, gradient: Tensor) -> ConfigError:

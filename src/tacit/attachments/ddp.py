@@ -6,7 +6,7 @@ a copy wherever these lie inside one of DDP's. Accumulation, unused parameters a
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,15 +32,16 @@ from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
     clean_name,
+    cutter,
     digest_of,
     has_sparse_tables,
     outer_names,
-    plan,
     sparse_names,
 )
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
 from tacit.schemes import Channel
+from tacit.strategy import Strategy
 
 
 def attach_ddp(handle: Handle, target: Target) -> None:
@@ -57,10 +58,11 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         return
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
-    buckets = plan(reduced, labels, bucket_nbytes, outer_names(ddp, reduced), sparse_names(ddp, reduced))
+    cut = cutter(weak_parameters(reduced), labels, outer_names(ddp, reduced), sparse_names(ddp, reduced))
+    buckets = cut(bucket_nbytes)
     stray = _stray(ddp, reduced)
     facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
-    agree(ddp.process_group, handle.strategy, facts, timeout)
+    agree(ddp.process_group, handle.strategy, facts, timeout, asked=target.asked)
     if stray:
         raise ConfigError(
             f"parameter {stray[0]!r} was unfrozen or added after DDP was built, so DDP does not reduce it and ranks would differ; "
@@ -70,7 +72,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, cut)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -128,19 +130,42 @@ class DdpAttachment:
         channel: Channel,
         buckets: list[Bucket],
         guard: Guard,
+        cut: Callable[[int], list[Bucket]],
     ):
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
-        self.exchange: Exchange | None = Exchange(
-            channel, handle.strategy.what, handle.stats, device=buckets[0].device
-        )
-        # DDP may be waiting for futures that will not come any more
-        self.exchange.on_fail = weakly(self._fail)
-        when_dropped(self, self.exchange.drop)
-        self._backward = Backward(handle, self.exchange, buckets)
-        self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
+        self._handle, self._cut = handle, cut
         self._pending: dict[str, _Pending] = {}
+        self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
+        self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
+
+    def _opened(self, strategy: Strategy, buckets: list[Bucket]) -> Exchange:
+        """An exchange of these buckets, over the channel as it is now."""
+        exchange = Exchange(self.channel, strategy.what, self._handle.stats, device=buckets[0].device)
+        # DDP may be waiting for futures that will not come any more
+        exchange.on_fail = weakly(self._fail)
+        self._keep = when_dropped(self, exchange.drop)
+        self._backward = Backward(self._handle, exchange, buckets)
+        return exchange
+
+    def switch(self, strategy: Strategy, bucket_nbytes: int) -> None:
+        """Between two steps, on all ranks alike: from the next one on gradients are exchanged so. Strategies that `auto` chooses from
+        have schemes without a link of their own."""
+        assert self.exchange is not None, "a closed handle switches nothing"
+        self._guard.settle()
+        self._keep()
+        self.exchange.close()
+        self._pending.clear()
+        self.channel.scheme = strategy.scheme
+        self.exchange = self._opened(strategy, self._cut(bucket_nbytes))
+        self._guard = self._guard.over(self.exchange)
+
+    def hold(self, held: Callable[[Mapping[str, Tensor]], None] | None) -> None:
+        self._backward.held = held
+
+    def settle(self) -> None:
+        self._guard.settle()
 
     @property
     def numels(self) -> dict[str, int]:
@@ -167,6 +192,7 @@ class DdpAttachment:
     def _finish(self) -> None:
         self._backward.finish()
         self._guard.end()
+        self._handle.step_ended()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()

@@ -63,6 +63,18 @@ class Parting(Attachment, Protocol):
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Planner(Protocol):
+    """What chooses the strategy of a handle while the model trains, see auto/. All methods are called on all ranks alike."""
+
+    def step_ended(self) -> None: ...
+    def replan(self) -> None: ...
+    def save(self) -> dict[str, Any]: ...
+
+    def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
+        """Goes on with what a checkpoint was written under."""
+        ...
+
+
 class Handle:
     """One strategy on one model on one rank, until `close()`. `tacit.attach` makes it.
 
@@ -101,6 +113,7 @@ class Handle:
         self.closed = False
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
+        self.planner: Planner | None = None  # where the strategy is `auto`
         self._attachment: Attachment | None = None
         self._group_lane: int | None = None
         self._parts = False
@@ -135,6 +148,11 @@ class Handle:
         self.stats.stepped(numel)
         if self._records is not None:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
+
+    def step_ended(self) -> None:
+        """Called by the attachment when a step's gradients are means and nothing of it is left in the exchange."""
+        if self.planner is not None:
+            self.planner.step_ended()
 
     def record(self, kind: str, **fields: Any) -> None:
         """Passes one record to `on_record`, and appends it to the file of records, where there is one.
@@ -184,6 +202,21 @@ class Handle:
             0.5
         """
         self.loss = float(loss)
+
+    def replan(self) -> None:
+        """Where the strategy is `auto`: trains some steps without a codec again, probes, and chooses anew. All ranks must call it,
+        between the same two steps. What a codec remembers is kept if it is chosen again, and dropped otherwise.
+
+        Raises:
+            ConfigError: The handle has a strategy that was named, or is closed.
+        """
+        if self.planner is None or self.closed:
+            raise ConfigError(
+                "the handle is closed; attach the model again"
+                if self.closed
+                else f"this handle runs {str(self.strategy)!r}, which was named; attach with 'auto' to have one chosen"
+            )
+        self.planner.replan()
 
     def merge(self) -> None:
         """Gives all ranks the mean of their models, where a rule lets them part; for the end of training. All must call it."""
@@ -265,12 +298,15 @@ class Handle:
                 "the handle is closed; attach the model again, and load the state into that handle"
             )
         place = checkpoints.Place(self.rank, self.world, self._lane)
-        chosen = checkpoints.pick(state, place, str(self.strategy), self.numels)
+        strategy = checkpoints.strategy_of(state) if self.planner is not None else str(self.strategy)
+        chosen = checkpoints.pick(state, place, strategy, self.numels)
         parting = self._attachment if isinstance(self._attachment, Parting) else None
         if parting is not None:
             checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
             parting.check(chosen["round"], chosen["memory"])
             parting.settle()  # what is still being received must not land in the memory that is loaded
+        if self.planner is not None:
+            self.planner.load(strategy, checkpoints.auto_of(chosen))
         self.memory.load(chosen["memory"])
         self.step, self.seed = chosen["step"], chosen["seed"]
         if parting is not None:
@@ -332,7 +368,8 @@ class Handle:
         if self.closed and self._parts:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
-        return parted | {
+        planned = {"auto": self.planner.save()} if self.planner is not None else {}
+        return parted | planned | {
             "format": checkpoints.FORMAT,
             "strategy": str(self.strategy),
             "world": self.world,
@@ -489,9 +526,12 @@ def weak_parameters(parameters: Mapping[str, nn.Parameter]) -> Callable[[], dict
     return found
 
 
-def when_dropped(owner: object, end: Callable[..., None], *args: object) -> None:
-    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already."""
-    weakref.finalize(owner, end, *args).atexit = False
+def when_dropped(owner: object, end: Callable[..., None], *args: object) -> Callable[[], object]:
+    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already. What is
+    returned takes it back."""
+    finalizer = weakref.finalize(owner, end, *args)
+    finalizer.atexit = False
+    return finalizer.detach
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

@@ -23,6 +23,7 @@ class Target:
     group: dist.ProcessGroup | None
     timeout: timedelta | None
     check_every: int
+    asked: object = ""  # what the user wrote, where that is no strategy (`auto`)
 
     @property
     def inside(self) -> dist.ProcessGroup | None:
