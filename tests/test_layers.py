@@ -29,8 +29,8 @@ TORCHLESS = (
 # Every room of the tree, top down: each imports rooms below it and never one above, lazily or not.
 WAY = (
     "cli",
-    "lab", "demo", "report", "plan", "sim",
-    "attachments", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
+    "lab", "demo", "report",
+    "attachments", "plan", "sim", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
     "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",
     "requests", "recycled", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",

@@ -99,7 +99,7 @@ def strategy_of(state: Any) -> str:
 
 def auto_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a handle that chose by itself has saved of it: whether it had chosen, and the size of its buckets; empty for others."""
-    saved = state.get("auto", {})
+    saved: Mapping[str, Any] = state.get("auto", {})
     need(state, "auto", isinstance(saved, Mapping), "a dict")
     if saved:
         need(saved, "settled", isinstance(saved.get("settled"), bool), "True or False")

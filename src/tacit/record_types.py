@@ -391,8 +391,7 @@ class AttachedRecord(TypedRecord, frozen=True, kw_only=True, tag="attached"):
 
 
 class StepRecord(TypedRecord, frozen=True, kw_only=True, tag="step"):
-    """One step of one rank of a training. Bytes and seconds are sums since it was attached; `own_s` is what each rank computed
-    in this step without waiting for others, where ranks exchange that."""
+    """One step of one rank of a training. Bytes and seconds are sums since it was attached."""
 
     rank: int = 0
     step: int = 0
@@ -403,6 +402,13 @@ class StepRecord(TypedRecord, frozen=True, kw_only=True, tag="step"):
     wire_s: Number = 0.0
     decode_s: Number = 0.0
     wait_s: Number = 0.0
+
+
+class RanksRecord(TypedRecord, frozen=True, kw_only=True, tag="ranks"):
+    """What a step of each rank computes without waiting for others, as the ranks exchanged it: medians of some steps."""
+
+    rank: int = 0
+    step: int = 0
     own_s: tuple[Number, ...] = ()
 
 
@@ -430,10 +436,173 @@ class DriftRecord(TypedRecord, frozen=True, kw_only=True, tag="drift"):
     measured_s: Number = 0.0
 
 
+class CurveFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds by size: medians, the spread of the repeats, and CPU seconds of a rank."""
+
+    sizes: tuple[Number, ...] = ()
+    p50_s: tuple[Number, ...] = ()
+    low_s: tuple[Number, ...] = ()
+    high_s: tuple[Number, ...] = ()
+    cpu_s: tuple[Number, ...] = ()
+
+
+class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation of the process group, by bytes."""
+
+    operation: str = ""
+    curve: CurveFacts = CurveFacts()
+
+
+class UseFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation that answers a request, and its bytes for each measured number of elements."""
+
+    operation: str = ""
+    nbytes: tuple[Number, ...] = ()
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a codec: what it costs before and while it is answered."""
+
+    kind: str = ""
+    encode: CurveFacts = CurveFacts()
+    owner: CurveFacts = CurveFacts()
+    uses: tuple[UseFacts, ...] = ()
+
+
+class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy, or one of DDP's hooks, costs the device by elements."""
+
+    choice: str = ""
+    numels: tuple[Number, ...] = ()
+    requests: tuple[RequestFacts, ...] = ()
+    decode: CurveFacts = CurveFacts()
+    sent_nbytes: tuple[Number, ...] = ()
+    lossy: bool = False
+    in_flight: int = 1
+
+
+class CalibratedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange alone, over what its pieces add up to."""
+
+    choice: str = ""
+    factor: Number = 1.0
+    low: Number = 1.0
+    high: Number = 1.0
+    elements: int = 0
+
+
+class ErrorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The error of a lossy choice on the model's own gradients."""
+
+    choice: str = ""
+    nmse: Number = 0.0
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine that a probe was made on."""
+
+    cpu: str = ""
+    cores: int = 0
+    memory_nbytes: int = 0
+    torch: str = ""
+    nodes: int = 1
+
+
+class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
+    """What `tacit plan` measured: tacit.plan.Probe."""
+
+    world: int = 0
+    backend: str = ""
+    device: str = "cpu"
+    cores: Number = 1.0
+    machine: MachineFacts = MachineFacts()
+    operations: tuple[OperationFacts, ...] = ()
+    costs: tuple[ChoiceFacts, ...] = ()
+    calibrations: tuple[CalibratedFacts, ...] = ()
+    errors: tuple[ErrorFacts, ...] = ()
+    latency_s: Number = 0.0
+    at_once_bps: Number = 0.0
+    alone_bps: Number = 0.0
+    took_s: Number = 0.0
+    assumed: str = ""
+    model: str = ""
+
+
+class LayerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer of a workload."""
+
+    name: str = ""
+    parameters: int = 0
+    forward_s: Number = 0.0
+    backward_s: Number = 0.0
+
+
+class WorkloadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's layers, and where their times are from."""
+
+    name: str = ""
+    layers: tuple[LayerFacts, ...] = ()
+    source: str = ""
+
+
+class PlanStepRecord(TypedRecord, frozen=True, kw_only=True, tag="plan_step"):
+    """A model's step without an exchange: tacit.plan.RecordedStep."""
+
+    workload: WorkloadFacts = WorkloadFacts()
+    other_s: Number = 0.0
+    low: Number = 1.0
+    high: Number = 1.0
+    cpu: Number = 0.0
+
+
+class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of tacit's and of DDP's buckets."""
+
+    nbytes: int = 0
+    ddp_nbytes: int = 0
+    ddp_first_nbytes: int | None = None
+
+
+class PredictedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted step under one choice."""
+
+    choice: str = ""
+    step_s: Number = 0.0
+    low_s: Number = 0.0
+    high_s: Number = 0.0
+    compute_s: Number = 0.0
+    wire_s: Number = 0.0
+    codec_s: Number = 0.0
+    limited_by: str = ""
+    sent_nbytes: Number = 0.0
+    buckets: BucketFacts = BucketFacts()
+    lossy: bool = False
+    calibrated: bool = False
+    nmse: Number | None = None
+    caution: str = ""
+
+
+class AdviceRecord(TypedRecord, frozen=True, kw_only=True, tag="advice"):
+    """What `tacit plan` advises: tacit.plan.Advice."""
+
+    verdict: str = ""
+    winner: PredictedFacts = PredictedFacts()
+    runner_up: PredictedFacts | None = None
+    fastest: PredictedFacts = PredictedFacts()
+    margin: Number = 0.0
+    margin_low: Number = 0.0
+    margin_high: Number = 0.0
+    risk: str = ""
+    line: str = ""
+    predictions: tuple[PredictedFacts, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 _TYPES: tuple[type[TypedRecord], ...] = (
     StartRecord, EndRecord, TimingRecord, AccuracyRecord, RoundsRecord, LimitsRecord, CalibrationRecord, RefusedRecord,
     CountersRecord, TuningRecord, ReplayCheckRecord, LeftOutRecord, CostRecord, SimRecord, TrainingRecord,
-    AttachedRecord, StepRecord, ChosenRecord, DriftRecord,
+    AttachedRecord, StepRecord, RanksRecord, ChosenRecord, DriftRecord,
+    ProbeRecord, PlanStepRecord, AdviceRecord,
 )  # fmt: skip
 TYPES: Mapping[str, type[TypedRecord]] = {each.kind(): each for each in _TYPES}
 

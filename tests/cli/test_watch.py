@@ -81,7 +81,8 @@ def test_the_records_of_one_rank_name_the_slow_one_where_ranks_exchange_their_ti
     recorder = Recorder(tmp_path / "rank0.jsonl")
     recorder.record("attached", rank=0, world=3, strategy=INT8)
     for number in range(1, 6):
-        recorder.record("step", rank=0, step=number, strategy=INT8, own_s=(0.08, 0.095, 0.08))
+        recorder.record("step", rank=0, step=number, strategy=INT8)
+    recorder.record("ranks", rank=0, step=5, own_s=(0.08, 0.095, 0.08))
     found = as_json(capsys, tmp_path)
     assert [rank["own_s"] for rank in found["ranks"]] == [0.08, 0.095, 0.08] and found["lagging"] == [1]
 

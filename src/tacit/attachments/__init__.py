@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tacit.attachments.agreement import refusals_published
+from tacit.attachments.auto import TRIAL, Auto, check_kind, plan_with
 from tacit.attachments.guard import CHECK_EVERY
 from tacit.attachments.handle import Attachment, Handle, leave_dropped
 from tacit.attachments.kinds import (
@@ -22,7 +23,7 @@ from tacit.attachments.kinds import (
     warn_of_lone_group,
 )
 from tacit.attachments.target import Target
-from tacit.buckets import group_names, parameter_names
+from tacit.buckets import group_names, parameter_names, sparse_names
 from tacit.errors import ConfigError
 from tacit.rounds import GradientRule, MergeRule
 from tacit.schemes import Gossip
@@ -50,7 +51,8 @@ def attach(
         model: a DDP module, an FSDP2 module (`fully_shard`) or a plain module. With `every` a plain module behaves like a DDP one: after
             `backward()` its gradients are means over ranks. Rules that let models part (`local`, `diloco`, `adaptive`, ...) take a plain module.
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
-        strategy: `when / what / who` as text, or a Strategy.
+        strategy: `when / what / who` as text, or a Strategy; "auto" chooses one while the model trains, for DDP and plain modules, and
+            "auto(lossy=False)" only among those that lose no more than a cast to bf16.
         bucket: the size of what travels together. FSDP2 has units of its own: `bucket` and `timeout` have no effect there.
         seed: makes stochastic rounding repeatable.
         group: for a plain module the ranks that share it; for FSDP2 the replicas on other hosts, whose all-reduce then takes the strategy;
@@ -76,7 +78,8 @@ def attach(
     if ranks:
         leave_dropped()
     with refusals_published(ranks):
-        parsed = Strategy.parse(strategy)
+        auto = Auto.parse(strategy)
+        parsed = Strategy.parse(TRIAL if auto is not None else strategy)
         parameters = parameter_names(model)
         target = Target(
             module,
@@ -88,12 +91,17 @@ def attach(
             group,
             timeout,
             _whole_steps(check_every),
+            auto or "",
         )
+        if auto is not None:
+            check_kind(target, str(strategy), bool(sparse_names(module, parameters)))
         _refuse_attached(module)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
+            if auto is not None:
+                plan_with(handle, target, auto)
         return handle
 
 

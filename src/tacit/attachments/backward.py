@@ -41,9 +41,7 @@ class Backward:
     def complete(self) -> bool:
         return len(self.arrived) == len(self.numels)
 
-    def arrive(
-        self, name: str, gradient: Tensor, delivered: Callable[[str], None] | None = None
-    ) -> None:
+    def arrive(self, name: str, gradient: Tensor, delivered: Callable[[str], None] | None = None) -> None:
         """`gradient`, 1-D, or COO of a sparse table, will be overwritten with the mean; then `delivered(name)` is called in the codec
         thread."""
         if name in self.arrived:

@@ -138,6 +138,11 @@ class Handle:
             facts = {"strategy": str(self.strategy), "world": world, "host": platform.node()}
             self.record("attached", **facts, elements=sum(self.numels.values()))
 
+    @property
+    def attachment(self) -> Attachment | None:
+        """How the strategy sits on the model; None where there are no other ranks, and once the handle is closed."""
+        return self._attachment
+
     def stepped(self, numel: int) -> None:
         """Called by the attachment after every round: counts it, and writes a `step` record.
 
@@ -369,16 +374,20 @@ class Handle:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
         planned = {"auto": self.planner.save()} if self.planner is not None else {}
-        return parted | planned | {
-            "format": checkpoints.FORMAT,
-            "strategy": str(self.strategy),
-            "world": self.world,
-            "rank": self.rank,
-            "lane": self._lane,
-            "step": self.step,
-            "seed": self.seed,
-            "memory": self.memory.state(),
-        }
+        return (
+            parted
+            | planned
+            | {
+                "format": checkpoints.FORMAT,
+                "strategy": str(self.strategy),
+                "world": self.world,
+                "rank": self.rank,
+                "lane": self._lane,
+                "step": self.step,
+                "seed": self.seed,
+                "memory": self.memory.state(),
+            }
+        )
 
     def close(self) -> None:
         """Takes tacit off the model, and ends its threads and files; safe to call twice.

@@ -28,6 +28,19 @@ def record_workload(
     to the whole step. `loss` makes a scalar of the output (by default the mean of it, or of its first tensor). Parameters and
     gradients stay as they were; buffers such as running means move on. On an accelerator every layer waits for it.
     """
+    return timed_layers(model, inputs, loss=loss, name=name, repeats=repeats, clock=clock)[0]
+
+
+def timed_layers(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    name: str = "",
+    repeats: int = 5,
+    clock: Callable[[], float] = perf_counter,
+) -> tuple[Workload, list[float]]:
+    """As `record_workload`, with the seconds of each step beside it."""
     if repeats < 1:
         raise ConfigError(f"repeats={repeats}: record 1 step or more")
     layers = _layers(model)
@@ -49,9 +62,9 @@ def record_workload(
         Layer(n, sum(p.numel() for p in layers[n][1]), forward[n], backward[n]) for n in (*order, *silent)
     ]
     device = next(model.parameters()).device
-    return Workload(
-        name or type(model).__name__, tuple(found), f"recorded: median of {repeats} steps on {device}"
-    )
+    totals = [sum(step[0].values()) + sum(step[1].values()) for step in steps]
+    source = f"recorded: median of {repeats} steps on {device}"
+    return Workload(name or type(model).__name__, tuple(found), source), totals
 
 
 def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +55,7 @@ def write_plan(folder: Path, facts: Facts, choice: Choice) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format": _FORMAT, "facts": dict(facts), "choice": choice.as_plain()}, indent=1)
         part.write_text(text + "\n")
-        os.replace(part, path)
+        part.replace(path)
     except OSError as cause:
         log.warning("the plan cannot be kept in %s: %s", folder, cause.strerror)
 

@@ -24,7 +24,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy and its buckets. `how` is probed, cached or checkpoint; `why` a sentence; `start_up_s` what it took beside training."""
+    """A strategy and its buckets. `how` is probed, measured (no probe was of use), cached or checkpoint; `why` a sentence; `start_up_s` what it took beside training."""
 
     strategy: str
     bucket_nbytes: int
@@ -53,4 +53,5 @@ class Choice:
 
     def __str__(self) -> str:
         expected = f", {time_text(self.expected.step_s)} a step expected" if self.expected else ""
-        return f"auto chose {self.strategy!r} ({self.how}{expected}): {self.why}"
+        start = f", start-up {time_text(self.start_up_s)}" if self.start_up_s else ""
+        return f"auto chose {self.strategy!r} ({self.how}{start}{expected}): {self.why}"

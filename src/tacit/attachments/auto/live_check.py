@@ -142,7 +142,9 @@ def _cause(part: str, before: Sequence[StepParts], after: Sequence[StepParts], s
         return "the link is slower, or somebody shares it" if sign > 0 else "the link is faster"
     if part == "codec":
         return (
-            "the codec takes longer, so other work shares the cores" if sign > 0 else "the codec is faster, so cores are free"
+            "the codec takes longer, so other work shares the cores"
+            if sign > 0
+            else "the codec is faster, so cores are free"
         )
     ratios = [b.own_s / max(a.own_s, 1e-9) for a, b in zip(before, after, strict=True)]
     if sign > 0 and now.codec_s > CHANGED * then.codec_s and now.codec_s - then.codec_s > _LEAST_S:

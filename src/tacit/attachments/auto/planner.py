@@ -45,8 +45,10 @@ BUCKETS = (1 << 20, 4 << 20, 25 << 20)
 """Sizes that are compared with the one that was asked for."""
 BUDGET_S = 20.0  # of the probe
 WORTH = 0.97  # a codec that is not as much faster than bf16, measured, is not worth its loss; nor is another size of buckets
+_PROBES = 2  # a probe that something disturbed is refused, and made once more
 _WARM = 3  # steps before one is timed: DDP cuts its buckets anew after the first
 _BLOCK = 4  # steps of a contender in turn; the first makes memory and is not counted
+_DDP_FIRST_NBYTES = 1 << 20  # of DDP's first bucket, unless bucket_cap_mb is given
 _MOST_GRADIENTS = 1 << 25  # elements that are copied to compare codecs on
 
 
@@ -134,31 +136,33 @@ class AutoPlanner:
             try:
                 last = self._options.steps - warm - 1
                 for number in range(self._options.steps - warm):
-                    attachment = self._there(self._attachment)
-                    attachment.hold(_Held(clock, gradients if number == last else None))
+                    self._there(self._attachment).hold(_Held(clock, gradients if number == last else None))
                     yield
                     clock.ended()
             finally:
-                if (open_ := self._attachment()) is not None:
-                    open_.hold(None)
+                if (attachment := self._attachment()) is not None:
+                    attachment.hold(None)
+                    del attachment
             choice = self._chosen(clock, gradients)
         gradients.clear()
-        if choice.expected is not None:
-            choice = yield from self._confirmed(choice)
+        choice = yield from self._confirmed(choice)
         self._settle(choice)
         folder = self._options.folder
-        if folder is not None and choice.expected is not None and self._group_rank == 0:
+        if folder is not None and self._group_rank == 0:
             write_plan(folder, self._facts, choice)
 
     def _chosen(self, clock: StepClock, gradients: dict[str, Tensor]) -> Choice:
         """What rank 0 decides from a probe that all ranks made; the same on all."""
         start, attachment = time.perf_counter(), self._there(self._attachment)
         attachment.settle()
-        try:
-            with torch.no_grad():
-                choice = self._advised(clock, gradients)
-        except (ConfigError, ArithmeticError) as cause:  # from what all ranks have measured together
-            choice = Choice(TRIAL, self._asked_nbytes, "probed", f"it could not plan: {cause}")
+        choice = Choice(HALF, self._asked_nbytes, "measured", "")
+        for _ in range(_PROBES):
+            try:
+                with torch.no_grad():
+                    choice = self._advised(clock, gradients)
+                break
+            except ConfigError as cause:  # of what all ranks have measured together: alike on all
+                choice = replace(choice, why=f"nothing was predicted ({cause})")
         choice = replace(choice, start_up_s=time.perf_counter() - start)
         found: list[Any] = [choice.as_plain()]
         dist.broadcast_object_list(found, group_src=0, group=self._group)
@@ -167,9 +171,9 @@ class AutoPlanner:
         return agreed
 
     def _advised(self, clock: StepClock, gradients: dict[str, Tensor]) -> Choice:
-        from tacit.plan.advise import advise, codec_of
-        from tacit.plan.predict import predict
-        from tacit.plan.probe import probe
+        from tacit.plan.advising import advise, codec_of
+        from tacit.plan.predicting import predict
+        from tacit.plan.probing import probe
         from tacit.plan.steps import slowest
         from tacit.plan.values import BucketSizes
 
@@ -196,11 +200,11 @@ class AutoPlanner:
         if best.choice != HALF:
             why += f"; bf16 would take {time_text(half.step_s)} a step"
         if codec_of(best.choice) not in ("none", "bf16"):
-            error = f", error {best.nmse:.2g} (NMSE) on this model's gradients" if best.nmse is not None else ""
+            error = (
+                f", error {best.nmse:.2g} (NMSE) on this model's gradients" if best.nmse is not None else ""
+            )
             why += f"; lossy{error}: auto(lossy=False) rules it out"
-        expected = Expected(
-            best.step_s, best.low_s, best.high_s, best.compute_s, best.wire_s, best.codec_s
-        )
+        expected = Expected(best.step_s, best.low_s, best.high_s, best.compute_s, best.wire_s, best.codec_s)
         return Choice(best.choice, best.buckets.nbytes, "probed", why, expected)
 
     def _confirmed(self, choice: Choice) -> Generator[None, None, Choice]:
@@ -216,7 +220,9 @@ class AutoPlanner:
         own = torch.tensor([median(took[choice.strategy]), median(took[other.strategy])])
         mine_s, other_s = self._gathered(own).amax(0).tolist()
         lossy = choice.strategy not in (TRIAL, HALF)
-        measured = f"measured {time_text(mine_s)} a step, {other.strategy.split(' / ')[1]} {time_text(other_s)}"
+        measured = (
+            f"measured {time_text(mine_s)} a step, {other.strategy.split(' / ')[1]} {time_text(other_s)}"
+        )
         if mine_s <= other_s * (WORTH if lossy else 1.0):
             return replace(choice, why=f"{choice.why}; {measured}")
         why = f"{choice.strategy!r} was to be faster and is not: {measured}"
@@ -231,10 +237,7 @@ class AutoPlanner:
         self._settled, self._live = True, LiveCheck(choice.expected)
         handle.stats.planned(str(choice), choice.expected.step_s if choice.expected else None)
         fields = {name: value for name, value in choice.as_plain().items() if name != "expected"}
-        predicted = None
-        if choice.expected is not None:
-            predicted = {name: value for name, value in choice.as_plain()["expected"].items()}
-        handle.record("chosen", step=handle.step, predicted=predicted, **fields)
+        handle.record("chosen", step=handle.step, predicted=choice.as_plain()["expected"], **fields)
         if self._group_rank == 0:
             log.info("%s", choice)
 
@@ -342,6 +345,13 @@ class _Held:
             self._copies.update({name: x.detach().float().clone() for name, x in arrived.items()})
 
 
+def plan_with(handle: Handle, target: Target, options: Auto) -> None:
+    """Has the strategy of `handle` chosen while the model trains; nothing is chosen where there are no other ranks."""
+    attachment = handle.attachment
+    if isinstance(attachment, Switchable):
+        handle.planner = AutoPlanner(handle, target, options, attachment)
+
+
 def check_kind(target: Target, strategy: str, sparse: bool) -> None:
     """Refuses what `auto` has no prediction for."""
     if target.kind == "fsdp2":
@@ -371,5 +381,5 @@ def _ddp_nbytes(target: Target) -> tuple[int, int | None]:
     if target.kind != "ddp":
         return 1, None
     ddp = target.module
-    first = int(dist._DEFAULT_FIRST_BUCKET_BYTES) if ddp.bucket_bytes_cap_default else None
+    first = _DDP_FIRST_NBYTES if ddp.bucket_bytes_cap_default else None
     return int(ddp.bucket_bytes_cap), first

@@ -12,6 +12,7 @@ from tacit.record_types import (
     ChosenRecord,
     DriftRecord,
     PredictedStep,
+    RanksRecord,
     StepRecord,
     fit,
 )
@@ -78,6 +79,7 @@ class _RankSeen:
     world: int = 0
     attached_at: float = 0.0
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    ranks: RanksRecord | None = None
     chosen: ChosenRecord | None = None
     drifts: list[str] = field(default_factory=list)
 
@@ -99,6 +101,10 @@ class LiveTraining:
                     step = fit(record, StepRecord)[0]
                     if (seen := self._rank(step)) is not None:
                         self._step(seen, step)
+                case "ranks":
+                    ranks = fit(record, RanksRecord)[0]
+                    if (seen := self._rank(ranks)) is not None:
+                        seen.ranks = ranks
                 case "chosen":
                     chosen = fit(record, ChosenRecord)[0]
                     if (seen := self._rank(chosen)) is not None:
@@ -108,7 +114,9 @@ class LiveTraining:
                     if (seen := self._rank(drift)) is not None and drift.sentence not in seen.drifts:
                         seen.drifts.append(drift.sentence)
 
-    def _rank(self, record: AttachedRecord | StepRecord | ChosenRecord | DriftRecord) -> _RankSeen | None:
+    def _rank(
+        self, record: AttachedRecord | StepRecord | RanksRecord | ChosenRecord | DriftRecord
+    ) -> _RankSeen | None:
         """What is known of the record's rank in the record's run; None for an earlier run than is known."""
         seen = self._seen.get(record.rank)
         if seen is None or (seen.run != record.run and _begun(seen.run) <= _begun(record.run)):
@@ -205,18 +213,16 @@ def _with_lag(ranks: Sequence[RankView]) -> list[RankView]:
 
 
 def _from_others(ranks: Sequence[RankView], stepping: Sequence[_RankSeen]) -> list[RankView]:
-    """All ranks out of the records of one, which holds what each of them computed; none where it does not."""
-    steps = [step for found in stepping for step in found.steps if step.own_s]
-    if not steps or not ranks:
+    """All ranks out of the records of one, where those hold what each of them computed; none where they do not."""
+    exchanged = next((found.ranks for found in stepping if found.ranks is not None), None)
+    if exchanged is None or not ranks:
         return []
-    world = len(steps[-1].own_s)
-    own = [
-        float(median(step.own_s[rank] for step in steps if len(step.own_s) == world)) for rank in range(world)
-    ]
     known = {rank.rank: rank for rank in ranks}
-    step = steps[-1].step
     return _with_lag(
-        [replace(known.get(rank, RankView(rank, step)), own_s=own[rank]) for rank in range(world)]
+        [
+            replace(known.get(rank, RankView(rank, exchanged.step)), own_s=float(own_s))
+            for rank, own_s in enumerate(exchanged.own_s)
+        ]
     )
 
 

@@ -1,0 +1,200 @@
+"""What to use, from predictions: the fastest, unless what loses less is as fast as far as one can tell.
+
+    level 0   DDP as it is          1   none, bf16 (and bf16 as DDP's hook)          2   fp16          3   codecs that lose more
+
+A choice of a lower level wins where its interval overlaps with the fastest one's, and its step is at most `_WORTH` longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tacit.errors import ConfigError
+from tacit.plan.values import BASELINES, Advice, BucketSizes, Prediction, Probe
+from tacit.units import size_text, time_text
+
+_WORTH = 1.15  # a shorter step than that is worth a level, however wide the intervals
+_HIDDEN = 1.03  # a step that is so little longer than its computation has nothing to win
+_SHOWN = {  # by codec: what our own trainings ended with, docs/lab.md
+    "int8": "86.92 % against 86.93 % for fp32 (CNN, 400 steps, 3 seeds)",
+    "int4": "a loss of 1.466 and 1.449 against 1.469 and 1.450 for fp32 (transformer, 1,200 steps, 2 seeds)",
+    "thc": "87.07 % against 86.93 % for fp32 (CNN, 400 steps, 3 seeds)",
+    "hush": "86.92 % against 86.93 % for fp32 (CNN, 400 steps, 3 seeds)",
+    "lowrank": "a loss 4.9 to 5.7 % above fp32's (rank 8, transformer, 1,200 steps, 3 seeds)",
+}
+_HOOKS = {"DDP bf16": "bf16_compress_hook", "DDP fp16": "fp16_compress_hook"}
+
+
+def advise(
+    probe: Probe, predictions: Sequence[Prediction], *, lossy: bool = True, notes: Sequence[str] = ()
+) -> Advice:
+    """The choice to make.
+
+    Args:
+        probe: What the predictions were made from.
+        predictions: A choice each, as `predict` returns them.
+        lossy: Whether codecs that lose more than a cast may win.
+        notes: Sentences to hand on.
+
+    Returns:
+        The advice.
+
+    Raises:
+        ConfigError: There is no prediction to choose from.
+
+    Example:
+        >>> # advise(probe, predict(probe, step)).verdict
+    """
+    order = sorted(predictions, key=lambda each: each.step_s)
+    allowed = [each for each in order if lossy or level(each.choice) < 3]
+    if not allowed:
+        raise ConfigError(
+            "there is no choice to advise on; predict DDP, and a strategy that loses no more than bf16, too"
+        )
+    fastest = allowed[0]
+    winner = _winner(allowed)
+    runner_up = next((each for each in allowed if each.choice != winner.choice), None)
+    margin, low, high = _margin(winner, runner_up)
+    return Advice(
+        _verdict(probe, winner, allowed),
+        winner,
+        runner_up,
+        fastest,
+        margin,
+        low,
+        high,
+        risk_of(winner),
+        line_of(probe, winner),
+        tuple(order),
+        (*notes, *_notes(probe)),
+    )
+
+
+def level(choice: str) -> int:
+    """How much a choice gives up: 0 nothing, 1 and 2 a cast, 3 more."""
+    codec = codec_of(choice)
+    if choice == "DDP":
+        return 0
+    return {"none": 1, "bf16": 1, "fp16": 2}.get(codec, 3)
+
+
+def codec_of(choice: str) -> str:
+    """The codec's bare name; of DDP's hooks, their dtype's."""
+    if choice in BASELINES:
+        return choice.removeprefix("DDP").strip() or "none"
+    return choice.split(" / ")[1].partition("(")[0].strip()
+
+
+def _winner(order: Sequence[Prediction]) -> Prediction:
+    fastest = order[0]
+    as_fast = [
+        each for each in order if each.low_s <= fastest.high_s and each.step_s <= _WORTH * fastest.step_s
+    ]
+    least = min(level(each.choice) for each in as_fast)
+    return next(each for each in as_fast if level(each.choice) == least)
+
+
+def _margin(winner: Prediction, other: Prediction | None) -> tuple[float, float, float]:
+    """How much longer the other's step is: middle, least, most."""
+    if other is None:
+        return 0.0, 0.0, 0.0
+    return (
+        other.step_s / winner.step_s - 1,
+        other.low_s / winner.high_s - 1,
+        other.high_s / winner.low_s - 1,
+    )
+
+
+def _verdict(probe: Probe, winner: Prediction, order: Sequence[Prediction]) -> str:
+    """One sentence: what to use, why, and what else there was."""
+    plain = next((each for each in order if each.choice == "DDP"), None)
+    codec = next((each for each in order if level(each.choice) == 3), None)
+    name = _named(winner)
+    if level(winner.choice) == 3:
+        casts = [each for each in order if level(each.choice) < 3]
+        against = f", {casts[0].step_s / winner.step_s:.2f} x as fast as {_named(casts[0])}" if casts else ""
+        return f"use {name}: {_where(winner)} a step takes {time_text(winner.step_s)}{against}"
+    if codec is None or codec.step_s >= winner.step_s:
+        gain = "no codec would be faster"
+    else:
+        share = 100 * (1 - codec.step_s / winner.step_s)
+        gain = f"the best codec ({codec.choice}) would bring {share:.0f} %, which the probe cannot tell from none, and cost accuracy risk"
+    if winner.choice == "DDP" and winner.step_s <= _HIDDEN * winner.compute_s:
+        return f"use plain DDP: its communication hides behind the computation, and {gain}"
+    faster = (
+        f" ({plain.step_s / winner.step_s:.2f} x as fast as plain DDP)"
+        if plain and winner is not plain
+        else ""
+    )
+    return f"use {name}{faster}: {_where(winner)} a step takes {time_text(winner.step_s)}; {gain}"
+
+
+def _named(prediction: Prediction) -> str:
+    return {"DDP": "plain DDP", "DDP bf16": "DDP's bf16 hook", "DDP fp16": "DDP's fp16 hook"}.get(
+        prediction.choice, prediction.choice
+    )
+
+
+def _where(prediction: Prediction) -> str:
+    return {
+        "compute": "limited by its computation,",
+        "wire": "limited by the wire,",
+        "codec": "limited by the codec's own time,",
+    }[prediction.limited_by]
+
+
+def risk_of(prediction: Prediction) -> str:
+    """What it may cost in accuracy: measured error, and trainings of ours; never one turned into the other."""
+    codec, lost = codec_of(prediction.choice), level(prediction.choice)
+    if lost == 0 or codec == "none":
+        return "none: the numbers are sent as they are"
+    error = (
+        ""
+        if prediction.nmse is None
+        else f"; error on this model's gradients {prediction.nmse:.2g} (NMSE, one step)"
+    )
+    if lost == 1:
+        return f"a cast to bf16, as mixed precision has it{error}"
+    if lost == 2:
+        return f"a cast to fp16: gradients above 65,504 overflow, so use it with a GradScaler{error}"
+    shown = _SHOWN.get(codec)
+    trained = f"in our trainings it ended at {shown}; " if shown else ""
+    return f"lossy: {trained}not judged on your task{error}"
+
+
+def line_of(probe: Probe, prediction: Prediction) -> str:
+    """Python to paste, with the bucket sizes that were predicted."""
+    sizes = prediction.buckets
+    ddp = f"model = DistributedDataParallel(model{_cap(sizes)})"
+    if prediction.choice == "DDP":
+        return ddp
+    if prediction.choice in _HOOKS:
+        hook = f"default_hooks.{_HOOKS[prediction.choice]}"
+        if probe.backend != "nccl" and prediction.choice == "DDP bf16":
+            hook = f"lambda state, bucket: {hook}(state, bucket)"  # torch refuses its name without NCCL
+        module = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"
+        return f"{module}\n{ddp}\nmodel.register_comm_hook(None, {hook})"
+    return (
+        f'{ddp}\nhandle = tacit.attach(model, optimizer, "{prediction.choice}", bucket={_size(sizes.nbytes)})'
+    )
+
+
+def _cap(sizes: BucketSizes) -> str:
+    usual = sizes.ddp_nbytes == 25 << 20 and sizes.ddp_first_nbytes is not None
+    return "" if usual else f", bucket_cap_mb={sizes.ddp_nbytes / 2**20:g}"
+
+
+def _size(nbytes: int) -> str:
+    return f'"{nbytes >> 20}MiB"' if nbytes % 2**20 == 0 else str(nbytes)
+
+
+def _notes(probe: Probe) -> list[str]:
+    found = []
+    if probe.assumed:
+        found.append(f"not measured: {probe.assumed}")
+    if probe.alone_bps > 1.5 * probe.at_once_bps > 0:
+        found.append(
+            f"one message alone is {probe.alone_bps / probe.at_once_bps:.1f} x as fast as the same from all ranks at once: "
+            f"they share an uplink or a machine ({size_text(probe.at_once_bps / 8)}/s each)"
+        )
+    return found

@@ -1,0 +1,196 @@
+"""What a step is made of here: operations of the process group, costs of the codecs, and exchanges alone. All ranks call it together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from tacit.errors import ConfigError, PairingError
+from tacit.plan.calibrate import Gradients, calibrated
+from tacit.plan.candidates import every_choice, parsed_choices
+from tacit.plan.costs import cost_of
+from tacit.plan.operations import Bench, alone, measured, reference
+from tacit.plan.predicting import predict
+from tacit.plan.values import (
+    BASELINES,
+    BucketSizes,
+    Probe,
+    ProbedMachine,
+    RecordedStep,
+    StrategyCost,
+)
+from tacit.records import host_facts
+from tacit.requests import seed_of
+from tacit.sim.workloads import Workload
+from tacit.transports import Wire
+from tacit.units import size_text, time_text
+
+MOST_S = 60.0
+BUDGET_S = 30.0
+FINALISTS = 3
+_REFERENCE_NBYTES = 256 << 10
+_CHANGED = 1.6  # the reference at the end over that at the start, or the other way round
+_PAIR_NBYTES = 1 << 20
+
+
+def probe(
+    step: RecordedStep | Workload | None = None,
+    strategies: Sequence[str] | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+    buckets: BucketSizes | None = None,
+    gradients: Gradients | None = None,
+    finalists: int = FINALISTS,
+    budget_s: float = BUDGET_S,
+) -> Probe:
+    """Measures what `predict` needs, among all ranks of `group`; every rank returns the same values.
+
+    Args:
+        step: The model's step. With it the likeliest choices are calibrated: each exchanges the whole model once, alone.
+        strategies: Choices to measure: strategies, or names of BASELINES; None: all that are valid here.
+        group: The ranks; None: all of the default process group. Nothing else may use it meanwhile.
+        device: Where gradients are; None: the CPU.
+        buckets: How gradients are cut, for the calibration.
+        gradients: The model's own by layer, for the errors of lossy choices.
+        finalists: How many choices are calibrated beside DDP and bf16; 0: none.
+        budget_s: After so many seconds nothing more is begun; at most 60.
+
+    Returns:
+        The probe.
+
+    Raises:
+        ConfigError: No process group, an option out of range, or links that changed meanwhile.
+        PairingError: The ranks have different models.
+
+    Example:
+        >>> # found = tacit.plan.probe(tacit.plan.record_step(model, inputs))      # on all ranks
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError("a probe measures a process group and there is none; start the ranks with torchrun")
+    if not 1.0 <= budget_s <= MOST_S:
+        raise ConfigError(f"budget_s={budget_s:g}: a probe takes 1 to {MOST_S:g} seconds")
+    start_s = time.perf_counter()
+    group = group or dist.group.WORLD
+    assert group is not None
+    wire = Wire(group)
+    if wire.world < 2:
+        raise ConfigError(
+            "one rank alone exchanges nothing; start two ranks or more, as torchrun --nproc-per-node=4 does"
+        )
+    bench = Bench(wire, device or torch.device("cpu"), start_s + budget_s)
+    recorded = RecordedStep(step) if isinstance(step, Workload) else step
+    model = check_alike(group, recorded)
+    choices = every_choice(wire.world) if strategies is None else parsed_choices(strategies, wire.world)
+    wire.measure()
+    before = reference(bench, _REFERENCE_NBYTES)
+    costs = tuple(
+        cost_of(choice, wire.world, device=bench.device, together=bench.together, worst=bench.worst)
+        for choice in choices
+    )
+    operations = measured(bench, _needed(costs))
+    found = Probe(
+        wire.world,
+        str(dist.get_backend(group)),
+        bench.device.type,
+        *_machines(group),
+        operations,
+        costs,
+        model=model,
+    )
+    found = _with_links(bench, found)
+    if recorded is not None and finalists:
+        sizes = buckets or BucketSizes()
+        chosen = _finalists(found, recorded, choices, sizes, finalists)
+        calibrations, errors = calibrated(
+            bench, found, recorded.workload, chosen, buckets=sizes, gradients=gradients
+        )
+        found = replace(found, calibrations=calibrations, errors=errors)
+    check_steady(before, reference(bench, _REFERENCE_NBYTES))
+    return replace(found, took_s=bench.worst([time.perf_counter() - start_s])[0])
+
+
+def check_steady(before: Sequence[float], after: Sequence[float]) -> None:
+    """Raises ConfigError where the same operation took much longer, or shorter, at the end of a probe."""
+    a, b = median(before), median(after)
+    apart = min(after) > _CHANGED * max(before) or min(before) > _CHANGED * max(after)
+    if apart and max(a, b) > _CHANGED * min(a, b):
+        raise ConfigError(
+            f"the links changed during the probe: an all-reduce of {size_text(_REFERENCE_NBYTES)} took {time_text(a)} at the start and "
+            f"{time_text(b)} at the end; probe again when nothing else uses them"
+        )
+
+
+def check_alike(group: dist.ProcessGroup, step: RecordedStep | None) -> str:
+    """The model's digest; raises PairingError, on every rank, where ranks have different models."""
+    own = "" if step is None else digest_of_model(step.workload)
+    world = dist.get_world_size(group)
+    number = torch.tensor([int(own, 16) if own else 0], dtype=torch.int64)
+    all_numbers = [torch.zeros_like(number) for _ in range(world)]
+    dist.all_gather(all_numbers, number, group=group)
+    values = [int(each) for each in all_numbers]
+    other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+    if other is not None:
+        raise PairingError(
+            f"rank 0 and rank {other} probe with different models; build the same model, with the same sizes, on all ranks"
+        )
+    return own
+
+
+def digest_of_model(work: Workload) -> str:
+    """The sizes of the layers, by name; times differ between ranks, models do not."""
+    return f"{seed_of(*((layer.name, layer.parameters) for layer in sorted(work.layers, key=lambda each: each.name))) >> 2:x}"
+
+
+def machine_here(nodes: int = 1) -> ProbedMachine:
+    facts = host_facts()
+    return ProbedMachine(facts["cpu"], facts["cores"], facts["memory_nbytes"], facts["torch"], nodes)
+
+
+def _machines(group: dist.ProcessGroup) -> tuple[float, ProbedMachine]:
+    """CPU cores for each rank where they are fewest, and the machine of this rank 0."""
+    here = seed_of(os.uname().nodename, _boot_id()) >> 2
+    number = torch.tensor([here, machine_here().cores], dtype=torch.int64)
+    everyone = [torch.zeros_like(number) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, number, group=group)
+    nodes = [int(each[0]) for each in everyone]
+    cores = min(int(each[1]) / nodes.count(int(each[0])) for each in everyone)
+    return cores, machine_here(len(set(nodes)))
+
+
+def _boot_id() -> str:
+    """One for all containers and namespaces of a machine that is running."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _needed(costs: Sequence[StrategyCost]) -> Collection[str]:
+    """The operations that the answers use, and the one by which links are described."""
+    return {use.operation for cost in costs for request in cost.requests for use in request.uses} | {"send"}
+
+
+def _with_links(bench: Bench, found: Probe) -> Probe:
+    """The links as people describe them; a message alone against all at once shows an uplink that ranks share."""
+    send = found.operation("send")
+    at_once_s, alone_s = send.at(_PAIR_NBYTES), alone(bench, _PAIR_NBYTES)
+    bits = 8 * _PAIR_NBYTES
+    return replace(found, latency_s=send.at(0), at_once_bps=bits / at_once_s, alone_bps=bits / alone_s)
+
+
+def _finalists(
+    found: Probe, step: RecordedStep, choices: Sequence[str], sizes: BucketSizes, count: int
+) -> list[str]:
+    """The fastest by their pieces, and what they are compared with."""
+    order = [each.choice for each in predict(found, step, choices, buckets=sizes)]
+    compared = [each for each in ("DDP", "DDP bf16", "every / bf16 / allreduce") if each in choices]
+    first = [each for each in order if each not in BASELINES][:count]
+    return list(dict.fromkeys([*first, *compared]))

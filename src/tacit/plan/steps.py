@@ -1,0 +1,115 @@
+"""A model's step without an exchange, as every rank computes it at the same time: from a module and an example batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tacit.plan.recorder import record_workload, timed_layers
+from tacit.plan.values import RecordedStep
+from tacit.sim.workloads import Layer, Workload
+
+REPEATS = 5
+
+
+def record_step(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    name: str = "",
+    repeats: int = REPEATS,
+    group: dist.ProcessGroup | None = None,
+) -> RecordedStep:
+    """The step of `model`, the slowest rank's layers; all ranks of `group` call it together.
+
+    Args:
+        model: The module, not wrapped in DDP.
+        inputs: The example batch: what a forward pass takes.
+        loss: Makes a scalar of the output; by default the mean of it.
+        optimizer: Its state and the parameters are put back; None: the optimizer's time is left out.
+        name: The model's; by default its class.
+        repeats: Steps after one to warm up.
+        group: The ranks; None: the default process group, if there is one.
+
+    Returns:
+        The step.
+
+    Raises:
+        ConfigError: The model has no trainable parameter, or returns what nobody can make a loss of.
+
+    Example:
+        >>> step = record_step(nn.Linear(4, 2), [torch.ones(3, 4)], repeats=2)
+        >>> step.workload.parameters
+        10
+    """
+    if _grouped(group):
+        dist.barrier(group)
+    cpu, start = time.process_time(), time.perf_counter()
+    work, totals = timed_layers(model, inputs, loss=loss, name=name, repeats=repeats)
+    share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
+    order = sorted(totals)
+    middle = order[len(order) // 2]
+    low, high = order[0] / middle, order[(9 * (len(order) - 1) + 9) // 10] / middle
+    other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats)
+    return slowest(RecordedStep(work, other_s, min(1.0, low), max(1.0, high), share), group)
+
+
+def slowest(step: RecordedStep, group: dist.ProcessGroup | None = None) -> RecordedStep:
+    """Layer by layer the slowest rank's times: everybody waits for it. All ranks call it, if their models are alike."""
+    if not _grouped(group):
+        return step
+    layers = step.workload.layers
+    own = [*(layer.forward_s for layer in layers), *(layer.backward_s for layer in layers)]
+    own += [step.other_s, step.high, -step.low, step.cpu]
+    found = torch.tensor(own, dtype=torch.float64)
+    sizes = torch.tensor([len(own), -len(own)])
+    dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
+    if int(sizes[0]) != -int(sizes[1]):
+        return step  # different models: the probe refuses them, with the ranks' numbers
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    values: list[float] = found.tolist()
+    count = len(layers)
+    made = tuple(
+        Layer(layer.name, layer.parameters, values[i], values[count + i]) for i, layer in enumerate(layers)
+    )
+    work = Workload(step.workload.name, made, step.workload.source)
+    other_s, high, low, cpu = values[2 * count :]
+    return replace(step, workload=work, other_s=other_s, high=high, low=-low, cpu=cpu)
+
+
+def _grouped(group: dist.ProcessGroup | None) -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def _optimizer_s(optimizer: torch.optim.Optimizer, repeats: int) -> float:
+    """Seconds of a step with gradients of zero; parameters and state are put back."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [(p, p.detach().clone(), p.grad) for p in parameters]
+    state = optimizer.state_dict()
+    took = []
+    try:
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        for _ in range(repeats):
+            start = time.perf_counter()
+            optimizer.step()
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+            took.append(time.perf_counter() - start)
+    finally:
+        for p, value, grad in kept:
+            p.data.copy_(value)
+            p.grad = grad
+        optimizer.load_state_dict(state)
+    return sorted(took)[len(took) // 2]
+
+
+__all__ = ["record_step", "record_workload", "slowest"]
