@@ -45,7 +45,7 @@ class Auto:
     def parse(cls, text: Any) -> Auto | None:
         """The options of `auto` in a text; None for any other strategy."""
         if not isinstance(text, str) or text.partition("(")[0].strip() != "auto":
-            return None
+            return None  # also for `auto / int8`, which Strategy refuses
         call = read(text, "strategy", "write auto or auto(lossy=False)")
         if call.args:
             raise unfit("strategy", text, _OPTIONS, "its options have names")

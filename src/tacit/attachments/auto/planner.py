@@ -23,14 +23,16 @@ from torch import Tensor
 
 from tacit.attachments.agreement import agree
 from tacit.attachments.auto.cache import check_folder, read_plan, write_plan
-from tacit.attachments.auto.choice import Choice, Expected
+from tacit.attachments.auto.choice import Choice
 from tacit.attachments.auto.clock import StepClock
+from tacit.attachments.auto.deciding import WORTH, decide
 from tacit.attachments.auto.live_check import LiveCheck, StepParts
 from tacit.attachments.auto.options import HALF, TRIAL, Auto
 from tacit.attachments.handle import Attachment, Handle, weak_parameters
 from tacit.attachments.target import Target
 from tacit.errors import CheckpointError, ConfigError, TacitError
 from tacit.exchange import Exchange
+from tacit.plan.values import BucketSizes
 from tacit.records import host_facts
 from tacit.requests import Gather, seed_of
 from tacit.rounds import GradientRule
@@ -40,11 +42,7 @@ from tacit.units import time_text
 
 log = logging.getLogger("tacit")
 Course = Generator[None, None, None]
-
-BUCKETS = (1 << 20, 4 << 20, 25 << 20)
-"""Sizes that are compared with the one that was asked for."""
 BUDGET_S = 20.0  # of the probe
-WORTH = 0.97  # a codec that is not as much faster than bf16, measured, is not worth its loss; nor is another size of buckets
 _PROBES = 2  # a probe that something disturbed is refused, and made once more
 _WARM = 3  # steps before one is timed: DDP cuts its buckets anew after the first
 _BLOCK = 4  # steps of a contender in turn; the first makes memory and is not counted
@@ -171,11 +169,8 @@ class AutoPlanner:
         return agreed
 
     def _advised(self, clock: StepClock, gradients: dict[str, Tensor]) -> Choice:
-        from tacit.plan.advising import advise, codec_of
-        from tacit.plan.predicting import predict
         from tacit.plan.probing import probe
         from tacit.plan.steps import slowest
-        from tacit.plan.values import BucketSizes
 
         step = slowest(clock.recorded(), self._group)
         sizes = BucketSizes(self._asked_nbytes, *self._ddp_nbytes)
@@ -189,23 +184,7 @@ class AutoPlanner:
             finalists=2,
             budget_s=BUDGET_S,
         )
-        predictions = predict(found, step, buckets=sizes)
-        advice = advise(found, predictions, lossy=self._options.lossy)
-        best = advice.winner
-        for nbytes in BUCKETS:
-            other = predict(found, step, [best.choice], buckets=replace(sizes, nbytes=nbytes))[0]
-            best = other if other.step_s < WORTH * best.step_s else best
-        half = next((each for each in predictions if each.choice == HALF), best)
-        why = f"limited by {best.limited_by}"
-        if best.choice != HALF:
-            why += f"; bf16 would take {time_text(half.step_s)} a step"
-        if codec_of(best.choice) not in ("none", "bf16"):
-            error = (
-                f", error {best.nmse:.2g} (NMSE) on this model's gradients" if best.nmse is not None else ""
-            )
-            why += f"; lossy{error}: auto(lossy=False) rules it out"
-        expected = Expected(best.step_s, best.low_s, best.high_s, best.compute_s, best.wire_s, best.codec_s)
-        return Choice(best.choice, best.buckets.nbytes, "probed", why, expected)
+        return decide(found, step, self._options, sizes)
 
     def _confirmed(self, choice: Choice) -> Generator[None, None, Choice]:
         """The choice, or what it is never to be slower than: steps of the training under both, in turn."""
