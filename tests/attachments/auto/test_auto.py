@@ -25,7 +25,7 @@ from tacit.errors import CheckpointError, ConfigError, PairingError
 PLAIN = (TRIAL, HALF)
 STEPS = 6
 QUICK = f"auto(lossy=False, steps={STEPS})"
-COURSE = STEPS + 4 * _BLOCK  # steps until it has settled
+COURSE = STEPS + 6 * _BLOCK  # steps until it has settled, at most
 DDPS = {
     "ddp": {},
     "ddp views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.03},
@@ -75,12 +75,13 @@ def test_all_ranks_choose_in_the_same_step_and_train_as_plain_ddp_does(ranks, tm
         )
     assert strategies[:STEPS] == [TRIAL] * STEPS and set(strategies) <= set(PLAIN)
     assert auto["settled"] and last == strategies[-1]
-    assert chosen.startswith(f"auto chose {last!r} (") and figures["steps"] == COURSE + 2
+    assert chosen.startswith(f"auto chose {last!r} in buckets of ") and figures["steps"] == COURSE + 2
     torch.testing.assert_close(model, expected, rtol=0.02, atol=0.002)  # bf16 in some steps
     for rank in range(world):
         kinds = [record["kind"] for record in records.read(tmp_path / f"{rank}.jsonl")]
         assert kinds.count("chosen") == 1 and kinds[0] == "attached"
-        assert kinds.index("chosen") == kinds.index("attached") + COURSE + 1
+        before = kinds.index("chosen") - kinds.index("attached") - 1
+        assert before in (STEPS + 4 * _BLOCK, COURSE)
 
 
 def _with_codecs(rank, world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from toys import WIDTH, batch, deep
 
 from tacit.attachments.auto.choice import Choice, Expected
 from tacit.attachments.auto.clock import StepClock
-from tacit.attachments.auto.deciding import decide
+from tacit.attachments.auto.deciding import confirmed, contenders_for, decide
 from tacit.attachments.auto.live_check import IN_A_ROW, SKIPPED, WINDOW, LiveCheck, StepParts
 from tacit.attachments.auto.options import HALF, LOSSY, TRIAL, Auto
 from tacit.plan.values import (
@@ -86,6 +87,37 @@ def test_slow_links_get_a_codec_where_it_is_allowed_and_fast_ones_none(bytes_a_s
 def test_where_the_intervals_of_a_codec_and_bf16_overlap_it_is_bf16():
     found = probed(500e6, codec_s=0.0015, spread=0.2)
     assert decide(found, STEP, Auto(), BucketSizes(4 * MEGA, 1, None)).strategy in (HALF, TRIAL)
+
+
+def test_what_is_tried_is_the_choice_its_bucket_as_asked_and_what_it_must_beat():
+    choice = Choice(INT4, 4 * MEGA, "probed", "")
+    tried = [(each.strategy, each.bucket_nbytes) for each in contenders_for(choice, MEGA)]
+    assert tried == [(INT4, 4 * MEGA), (INT4, MEGA), (HALF, MEGA)]
+    tried = [each.strategy for each in contenders_for(replace(choice, strategy=HALF), 4 * MEGA)]
+    assert tried == [HALF, TRIAL]
+
+
+@pytest.mark.parametrize(
+    ("first", "measured_s", "strategy", "nbytes"),
+    [
+        (INT4, (0.10, 0.12, 0.20), INT4, 4 * MEGA),
+        (INT4, (0.12, 0.10, 0.20), INT4, MEGA),
+        (INT4, (0.199, 0.21, 0.20), HALF, MEGA),  # as fast as bf16, which loses less
+        (INT4, (0.30, 0.31, 0.20), HALF, MEGA),
+        (HALF, (0.20, 0.21, 0.19), TRIAL, MEGA),
+        (HALF, (0.20, 0.19, 0.21), HALF, MEGA),
+    ],
+)
+def test_steps_of_the_training_confirm_or_refute_the_choice(first, measured_s, strategy, nbytes):
+    expected = Expected(0.1, 0.09, 0.11, 0.05, 0.05, 0.01)
+    contenders = contenders_for(Choice(first, 4 * MEGA, "probed", "limited by wire", expected), MEGA)
+    found = confirmed(contenders, measured_s)
+    assert (found.strategy, found.bucket_nbytes) == (strategy, nbytes)
+    assert (
+        f"measured {min(measured_s) * 1e3:.0f} ms a step" in found.why
+        or "measured 200 ms a step" in found.why
+    )
+    assert (found.expected is None) == (strategy != first) == ("was to be faster and is not" in found.why)
 
 
 def test_a_choice_is_read_as_it_was_kept_and_nothing_else_is():

@@ -7,7 +7,7 @@ from typing import Any
 
 from tacit.errors import TacitError
 from tacit.strategy import Strategy
-from tacit.units import time_text
+from tacit.units import size_text, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +54,5 @@ class Choice:
     def __str__(self) -> str:
         expected = f", {time_text(self.expected.step_s)} a step expected" if self.expected else ""
         start = f", start-up {time_text(self.start_up_s)}" if self.start_up_s else ""
-        return f"auto chose {self.strategy!r} ({self.how}{start}{expected}): {self.why}"
+        chosen = f"{self.strategy!r} in buckets of {size_text(self.bucket_nbytes)}"
+        return f"auto chose {chosen} ({self.how}{start}{expected}): {self.why}"

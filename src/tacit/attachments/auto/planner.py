@@ -1,7 +1,7 @@
 """The course of `auto`: a generator that goes on after every step, alike on all ranks.
 
     none, some steps    ->  none, with the exchange held back: the model's own step     ->  probe, predict, advise: rank 0 decides
-    winner, bf16, bf16, winner: steps of the training, measured   ->  what was faster stays; all ranks agree on it in the store
+    winner, bf16, bf16, winner: steps of the training, measured  ->  what was faster stays; all ranks agree on it in the store
 
 Switching happens between two steps, inside our own hook. A plan in the cache, or a checkpoint, skips all of it.
 """
@@ -25,7 +25,7 @@ from tacit.attachments.agreement import agree
 from tacit.attachments.auto.cache import check_folder, read_plan, write_plan
 from tacit.attachments.auto.choice import Choice
 from tacit.attachments.auto.clock import StepClock
-from tacit.attachments.auto.deciding import WORTH, decide
+from tacit.attachments.auto.deciding import confirmed, contenders_for, decide
 from tacit.attachments.auto.live_check import LiveCheck, StepParts
 from tacit.attachments.auto.options import HALF, TRIAL, Auto
 from tacit.attachments.handle import Attachment, Handle, weak_parameters
@@ -38,7 +38,6 @@ from tacit.requests import Gather, seed_of
 from tacit.rounds import GradientRule
 from tacit.schemes import AllReduce, Sharded
 from tacit.strategy import Strategy
-from tacit.units import time_text
 
 log = logging.getLogger("tacit")
 Course = Generator[None, None, None]
@@ -187,25 +186,18 @@ class AutoPlanner:
         return decide(found, step, self._options, sizes)
 
     def _confirmed(self, choice: Choice) -> Generator[None, None, Choice]:
-        """The choice, or what it is never to be slower than: steps of the training under both, in turn."""
-        other = replace(choice, strategy=TRIAL if choice.strategy == HALF else HALF)
-        took: dict[str, list[float]] = {choice.strategy: [], other.strategy: []}
-        for each in (choice, other, other, choice):
-            self._switch(each.strategy, each.bucket_nbytes)
+        """The choice, or what it is never to be slower than: steps of the training under each, in turn, forth and back."""
+        contenders = contenders_for(choice, self._asked_nbytes)
+        took: list[list[float]] = [[] for _ in contenders]
+        turns = [*range(len(contenders)), *reversed(range(len(contenders)))]
+        for place in turns:
+            self._switch(contenders[place].strategy, contenders[place].bucket_nbytes)
             for number in range(_BLOCK):
                 yield
                 if number:
-                    took[each.strategy].append(self._took_s)
-        own = torch.tensor([median(took[choice.strategy]), median(took[other.strategy])])
-        mine_s, other_s = self._gathered(own).amax(0).tolist()
-        lossy = choice.strategy not in (TRIAL, HALF)
-        measured = (
-            f"measured {time_text(mine_s)} a step, {other.strategy.split(' / ')[1]} {time_text(other_s)}"
-        )
-        if mine_s <= other_s * (WORTH if lossy else 1.0):
-            return replace(choice, why=f"{choice.why}; {measured}")
-        why = f"{choice.strategy!r} was to be faster and is not: {measured}"
-        return replace(other, why=why, expected=None)
+                    took[place].append(self._took_s)
+        own = torch.tensor([median(each) for each in took])
+        return confirmed(contenders, self._gathered(own).amax(0).tolist())
 
     def _settle(self, choice: Choice) -> None:
         """From the next step on; all ranks make sure that they mean the same."""
