@@ -100,8 +100,8 @@ def attach(
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
-            if auto is not None:
-                plan_with(handle, target, auto)
+        if auto is not None:
+            plan_with(handle, target, auto)
         return handle
 
 

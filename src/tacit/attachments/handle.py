@@ -69,6 +69,7 @@ class Planner(Protocol):
     def step_ended(self) -> None: ...
     def replan(self) -> None: ...
     def save(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
 
     def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
         """Goes on with what a checkpoint was written under."""
@@ -396,6 +397,8 @@ class Handle:
         module has no exchange of its own to return to: its gradients are each rank's own again, and models that rules merge part.
         """
         self.closed = True
+        if self.planner is not None:
+            self.planner.close()
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from toys import deep, flat, loss_of, own_state, train
 import tacit
 from tacit import records
 from tacit.attachments.auto import Auto
+from tacit.attachments.auto.live_check import IN_A_ROW, SKIPPED, WINDOW
 from tacit.attachments.auto.options import HALF, LOSSY, TRIAL
 from tacit.attachments.auto.planner import _BLOCK
+from tacit.cli import main
 from tacit.errors import CheckpointError, ConfigError, PairingError
 
 PLAIN = (TRIAL, HALF)
@@ -28,8 +31,7 @@ QUICK = f"auto(lossy=False, steps={STEPS})"
 COURSE = STEPS + 6 * _BLOCK  # steps until it has settled, at most
 DDPS = {
     "ddp": {},
-    "ddp views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.03},
-    "ddp unused": {"find_unused_parameters": True},
+    "ddp unused": {"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.03},
     "ddp static": {"static_graph": True, "bucket_cap_mb": 0.03},
 }
 
@@ -57,17 +59,21 @@ def _trained(rank, world, kind, folder):
     return before, found["auto"], found["strategy"], handle.stats.chosen, figures, flat(model)
 
 
-def _train_plainly(rank, world, kind):
+def _train_plainly(rank, world):
     model = DDP(deep(layers=3))
     train(model, torch.optim.SGD(model.parameters(), lr=0.05), rank, range(COURSE + 2))
     return flat(model)
 
 
-@pytest.mark.parametrize("kind", ["plain", *DDPS])
-@pytest.mark.parametrize("world", [2])
-def test_all_ranks_choose_in_the_same_step_and_train_as_plain_ddp_does(ranks, tmp_path, kind, world):
+@pytest.fixture(scope="module")
+def plainly(ranks):
+    return ranks.run(2, _train_plainly)[0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "ddp unused", "ddp static"])
+def test_all_ranks_choose_in_the_same_step_and_train_as_plain_ddp_does(ranks, tmp_path, plainly, kind):
+    world, expected = 2, plainly
     found = ranks.run(world, _trained, kind, str(tmp_path))
-    expected = ranks.run(world, _train_plainly, kind)[0]
     strategies, auto, last, chosen, figures, model = found[0]
     for other in found[1:]:
         assert (
@@ -228,6 +234,29 @@ def test_a_checkpoint_that_cannot_be_taken_up_changes_nothing(ranks):
     assert all(len(text) < 400 for text in texts) and "'auto' is 3" in texts[2]
 
 
+def _one_slows_down(rank, world, folder):
+    model, optimizer, handle = _attached("plain", records=f"{folder}/rank{rank}.jsonl")
+    train(model, optimizer, rank, range(COURSE + SKIPPED + WINDOW))
+    quiet = handle.stats.drift
+    for step in range((IN_A_ROW + 1) * WINDOW):
+        if rank == 1:
+            time.sleep(0.2)
+        train(model, optimizer, rank, range(step, step + 1))
+    return quiet, handle.stats.drift, handle.stats.as_dict()["measured_step_s"]
+
+
+def test_a_rank_that_slows_down_is_reported_once_on_all_ranks_and_shown_by_watch(ranks, tmp_path, capsys):
+    found = ranks.run(2, _one_slows_down, str(tmp_path))
+    for _, drift, measured_s in found:
+        assert drift == found[0][1] and "rank 1 computes longer than it did" in drift and measured_s > 0.2
+    written = [r for r in records.read(tmp_path / "rank0.jsonl") if r["kind"] == "drift"]
+    assert [record["part"] for record in written if "rank 1" in record["sentence"]] == ["compute"]
+    (tmp_path / "rank1.jsonl").unlink()  # one rank's records know of all
+    assert main(["watch", str(tmp_path), "--json", "--once"]) == 0
+    view = json.loads(capsys.readouterr().out)
+    assert view["lagging"] == [1] and found[0][1] in view["drifts"] and view["chosen"]
+
+
 # ---- mistakes
 
 
@@ -273,6 +302,8 @@ def test_one_process_alone_chooses_nothing():
     with tacit.attach(model, None, "auto") as handle:
         loss_of(model, 0, 0).backward()
         assert str(handle.strategy) == TRIAL and handle.stats.chosen == ""
+        handle.replan()
+        handle.load_state_dict(handle.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ class Drift:
 
 
 class LiveCheck:
-    """Collects one rank's steps, and judges windows that all ranks have gathered: all judge alike. It reports one drift."""
+    """Collects one rank's steps, and judges windows that all ranks have gathered: all judge alike. It reports once that the first window is
+    not as predicted, and once that a later one is not as the first."""
 
     def __init__(self, expected: Expected | None):
         self._expected = expected
@@ -74,8 +75,7 @@ class LiveCheck:
         """What is new: a drift that was not reported before. `ranks`: the window of every rank, in rank order."""
         if self.reference is None:
             self.reference = list(ranks)
-            self.drift = self._unpredicted(together(ranks), step)
-            return self.drift
+            return self._unpredicted(together(ranks), step)
         then, now = together(self.reference), together(ranks)
         apart = abs(now.step_s - then.step_s) > _LEAST_S
         changed = apart and not 1 / CHANGED < now.step_s / max(then.step_s, 1e-9) < CHANGED
@@ -146,9 +146,10 @@ def _cause(part: str, before: Sequence[StepParts], after: Sequence[StepParts], s
             if sign > 0
             else "the codec is faster, so cores are free"
         )
-    ratios = [b.own_s / max(a.own_s, 1e-9) for a, b in zip(before, after, strict=True)]
+    grown = [b.own_s - a.own_s for a, b in zip(before, after, strict=True)]
+    *others, most = sorted(grown)
+    if sign > 0 and others and most > 2 * others[-1]:
+        return f"rank {grown.index(most)} computes longer than it did, and the others wait for it"
     if sign > 0 and now.codec_s > CHANGED * then.codec_s and now.codec_s - then.codec_s > _LEAST_S:
         return "computation and codec both take longer, so other work shares the cores"
-    if sign > 0 and len(ratios) > 2 and median(ratios) < CHANGED:
-        return f"rank {ratios.index(max(ratios))} computes longer than it did, and the others wait for it"
     return f"every rank computes {'longer' if sign > 0 else 'shorter'}, as with another batch size"

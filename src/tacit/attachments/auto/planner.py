@@ -95,6 +95,9 @@ class AutoPlanner:
     def save(self) -> dict[str, Any]:
         return {"settled": self._settled, "bucket_nbytes": self._bucket_nbytes}
 
+    def close(self) -> None:
+        self._course.close()
+
     def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
         parsed = _switchable(strategy)
         self._bucket_nbytes = int(saved.get("bucket_nbytes", self._asked_nbytes))
@@ -321,6 +324,30 @@ def plan_with(handle: Handle, target: Target, options: Auto) -> None:
     attachment = handle.attachment
     if isinstance(attachment, Switchable):
         handle.planner = AutoPlanner(handle, target, options, attachment)
+    else:
+        handle.planner = LonePlanner(target.bucket_nbytes)
+
+
+class LonePlanner:
+    """That of a process without others: a script with `auto` runs alone too, and saves and loads what it may go on with elsewhere."""
+
+    def __init__(self, bucket_nbytes: int):
+        self._saved: dict[str, Any] = {"settled": False, "bucket_nbytes": bucket_nbytes}
+
+    def step_ended(self) -> None:
+        """Nothing is exchanged, so nothing is timed."""
+
+    def replan(self) -> None:
+        """There is nothing to choose."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def save(self) -> dict[str, Any]:
+        return self._saved
+
+    def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
+        _switchable(strategy)
 
 
 def check_kind(target: Target, strategy: str, sparse: bool) -> None:
