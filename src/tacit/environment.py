@@ -45,6 +45,16 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
+def local_rank() -> int:
+    """LOCAL_RANK, as torchrun sets it; 0 where it is not set."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def plan() -> str:
+    """TACIT_PLAN: `record`, or `record:FILE`, to record the steps of a script for `tacit plan`; "" for nothing."""
+    return os.environ.get("TACIT_PLAN", "")
+
+
 def world_size_text() -> str:
     """WORLD_SIZE as it was set, whatever it holds; "" where it is not set."""
     return os.environ.get("WORLD_SIZE", "")

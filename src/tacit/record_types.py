@@ -479,6 +479,7 @@ class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     sent_nbytes: tuple[Number, ...] = ()
     lossy: bool = False
     in_flight: int = 1
+    period: Number = 1.0
 
 
 class CalibratedFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -489,6 +490,7 @@ class CalibratedFacts(msgspec.Struct, frozen=True, kw_only=True):
     low: Number = 1.0
     high: Number = 1.0
     elements: int = 0
+    cores: Number | None = None
 
 
 class ErrorFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -526,6 +528,7 @@ class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     took_s: Number = 0.0
     assumed: str = ""
     model: str = ""
+    drift: Number = 1.0
 
 
 class LayerFacts(msgspec.Struct, frozen=True, kw_only=True):

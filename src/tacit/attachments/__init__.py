@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tacit import environment
 from tacit.attachments.agreement import refusals_published
 from tacit.attachments.auto import TRIAL, Auto, check_kind, plan_with
 from tacit.attachments.guard import CHECK_EVERY
@@ -80,6 +81,7 @@ def attach(
     with refusals_published(ranks):
         auto = Auto.parse(strategy)
         parsed = Strategy.parse(TRIAL if auto is not None else strategy)
+        file = _plan_file()
         parameters = parameter_names(model)
         target = Target(
             module,
@@ -102,7 +104,25 @@ def attach(
             _ATTACHED[module] = ref(handle)
         if auto is not None:
             plan_with(handle, target, auto)
+        if file is not None and handle.rank == 0:
+            _record_steps(module, optimizer, file)
         return handle
+
+
+def _record_steps(module: nn.Module, optimizer: torch.optim.Optimizer | None, file: Path) -> None:
+    """For `tacit plan`; the hooks keep the recorder, and go with the model."""
+    from tacit.plan.step_recorder import StepRecorder
+
+    StepRecorder(module, optimizer, file)
+
+
+def _plan_file() -> Path | None:
+    """Where TACIT_PLAN=record writes the steps; None where it is not set."""
+    if not environment.plan():
+        return None
+    from tacit.plan.step_recorder import file_asked
+
+    return file_asked(environment.plan())
 
 
 def _attach_by_strategy(handle: Handle, target: Target) -> bool:

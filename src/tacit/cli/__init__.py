@@ -22,6 +22,7 @@ VERBS = {
     "codecs": "tacit.cli.codecs",
     "report": "tacit.cli.report",
     "watch": "tacit.cli.watch",
+    "plan": "tacit.cli.plan",
     "sim": "tacit.cli.sim",
     "lab": "tacit.cli.lab",
     "aggregate": "tacit.cli.aggregate",

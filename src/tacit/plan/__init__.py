@@ -25,12 +25,14 @@ from tacit.plan.values import (
 if TYPE_CHECKING:
     from tacit.plan.probing import probe
     from tacit.plan.recorder import record_workload
+    from tacit.plan.step_recorder import recording
     from tacit.plan.steps import record_step
 
 _LAZY = {
     "probe": "tacit.plan.probing",
     "record_step": "tacit.plan.steps",
     "record_workload": "tacit.plan.recorder",
+    "recording": "tacit.plan.step_recorder",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "probe",
     "record_step",
     "record_workload",
+    "recording",
     "save",
 ]
 

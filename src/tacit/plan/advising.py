@@ -1,6 +1,7 @@
 """What to use, from predictions: the fastest, unless what loses less is as fast as far as one can tell.
 
     level 0   DDP as it is          1   none, bf16 (and bf16 as DDP's hook)          2   fp16          3   codecs that lose more
+    level 4   rules that exchange less often, and gossip: predicted, never advised, since what they learn is another matter
 
 A choice of a lower level wins where its interval overlaps with the fastest one's, and its step is at most `_WORTH` longer.
 """
@@ -14,6 +15,8 @@ from tacit.plan.values import BASELINES, Advice, BucketSizes, Prediction, Probe
 from tacit.units import size_text, time_text
 
 _WORTH = 1.15  # a shorter step than that is worth a level, however wide the intervals
+_DRIFT = 1.3  # a computation that has changed by so much is noted
+_SAME = 1.02  # no prediction is better than that, whatever its interval
 _HIDDEN = 1.03  # a step that is so little longer than its computation has nothing to win
 _SHOWN = {  # by codec: what our own trainings ended with, docs/lab.md
     "int8": "86.92 % against 86.93 % for fp32 (CNN, 400 steps, 3 seeds)",
@@ -46,7 +49,7 @@ def advise(
         >>> # advise(probe, predict(probe, step)).verdict
     """
     order = sorted(predictions, key=lambda each: each.step_s)
-    allowed = [each for each in order if lossy or level(each.choice) < 3]
+    allowed = [each for each in order if level(each.choice) < (4 if lossy else 3)]
     if not allowed:
         raise ConfigError(
             "there is no choice to advise on; predict DDP, and a strategy that loses no more than bf16, too"
@@ -71,10 +74,12 @@ def advise(
 
 
 def level(choice: str) -> int:
-    """How much a choice gives up: 0 nothing, 1 and 2 a cast, 3 more."""
+    """How much a choice gives up: 0 nothing, 1 and 2 a cast, 3 more, 4 gradients of all ranks in every step."""
     codec = codec_of(choice)
     if choice == "DDP":
         return 0
+    if choice not in BASELINES and not choice.startswith("every /"):
+        return 4
     return {"none": 1, "bf16": 1, "fp16": 2}.get(codec, 3)
 
 
@@ -88,7 +93,10 @@ def codec_of(choice: str) -> str:
 def _winner(order: Sequence[Prediction]) -> Prediction:
     fastest = order[0]
     as_fast = [
-        each for each in order if each.low_s <= fastest.high_s and each.step_s <= _WORTH * fastest.step_s
+        each
+        for each in order
+        if each.step_s <= _SAME * fastest.step_s
+        or (each.low_s <= fastest.high_s and each.step_s <= _WORTH * fastest.step_s)
     ]
     least = min(level(each.choice) for each in as_fast)
     return next(each for each in as_fast if level(each.choice) == least)
@@ -192,6 +200,11 @@ def _notes(probe: Probe) -> list[str]:
     found = []
     if probe.assumed:
         found.append(f"not measured: {probe.assumed}")
+    if not 1 / _DRIFT < probe.drift < _DRIFT:
+        found.append(
+            f"the machine is busy: the model's computation took {probe.drift:.1f} x as long at the end of the probe as when it was recorded; "
+            f"predictions are of the recorded one"
+        )
     if probe.alone_bps > 1.5 * probe.at_once_bps > 0:
         found.append(
             f"one message alone is {probe.alone_bps / probe.at_once_bps:.1f} x as fast as the same from all ranks at once: "

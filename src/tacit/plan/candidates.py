@@ -38,6 +38,11 @@ def parsed_choices(texts: Iterable[str], world: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def with_baselines(texts: Iterable[str], world: int) -> tuple[str, ...]:
+    """What a user names, and what it is compared with."""
+    return tuple(dict.fromkeys((*BASELINES, *parsed_choices(texts, world))))
+
+
 def _codecs() -> list[Codec]:
     """Codecs of the registry, with their own defaults; one that cannot be made without options, or whose package is broken, is left out."""
     found: list[Codec] = []
@@ -61,6 +66,11 @@ def _plain(codec: Codec) -> bool:
     """Whether it sends plain numbers that nobody has to remember: both schemes suit it."""
     traits = codec.traits
     return traits.summable and traits.lanes is None and not traits.remembers
+
+
+def is_valid(choice: str, world: int) -> bool:
+    """Whether a strategy can work among so many ranks."""
+    return bool(_valid(choice, world))
 
 
 def _valid(text: str, world: int) -> str:

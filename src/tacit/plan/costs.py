@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -16,12 +16,14 @@ from tacit.layout import Layout
 from tacit.plan.dry import DryWire, all_reduce_of
 from tacit.plan.values import BASELINES, Curve, OperationUse, RequestCost, StrategyCost
 from tacit.requests import STEADY_STEP, Codec, LocalMemory, Request, ShapedCodec, as_reduced, context_for
-from tacit.schemes import Scheme
+from tacit.rounds import GradientRule, MergeRule
+from tacit.schemes import AllReduce, Gossip, Scheme, Sharded
 from tacit.strategy import Strategy
 from tacit.transports.process_group import ring_nbytes
 
 NUMELS = (1 << 14, 1 << 17, 1 << 20)
 REPEATS = 4
+ASSUMED_PERIOD = 16.0  # of rules that decide by themselves when to exchange
 HALVES = {"DDP fp16": torch.float16, "DDP bf16": torch.bfloat16}
 
 
@@ -91,27 +93,43 @@ def cost_of(
         pieces = [_hook(choice, numel, world, device, repeats, together) for numel in numels]
         return _collected(choice, numels, pieces, worst, lossy=choice != "DDP", in_flight=2)
     strategy = Strategy.parse(choice)
-    if not isinstance(strategy.who, Scheme):
-        raise ConfigError(
-            f"{choice}: ranks that gossip have no step in common to predict; `tacit lab` measures them"
-        )
     strategy.check(world)
-    pieces = [_driven(strategy, numel, world, device, repeats, together) for numel in numels]
-    in_flight = 2 if str(strategy.who) == "allreduce" else 1
-    return _collected(
-        str(strategy), numels, pieces, worst, lossy=not strategy.what.traits.exact, in_flight=in_flight
-    )
+    scheme = strategy.who
+    if not isinstance(scheme, AllReduce | Sharded | Gossip):
+        raise ConfigError(
+            f"{choice}: the probe knows allreduce, sharded and gossip, not {scheme}; `tacit lab` measures it, --what-if switch=aggregator "
+            f"estimates star"
+        )
+    if isinstance(scheme, Gossip):
+        pieces = [_met(strategy.what, numel, device, repeats, together) for numel in numels]
+    else:
+        pieces = [_driven(strategy.what, scheme, numel, world, device, repeats, together) for numel in numels]
+    in_flight = 2 if isinstance(scheme, AllReduce) else 1
+    lossy = not strategy.what.traits.exact
+    found = _collected(str(strategy), numels, pieces, worst, lossy=lossy, in_flight=in_flight)
+    return replace(found, period=period_of(strategy))
+
+
+def period_of(strategy: Strategy) -> float:
+    """Steps from one exchange to the next, as far as a rule fixes them."""
+    rule = strategy.when
+    if isinstance(rule, GradientRule):
+        return 1.0
+    if isinstance(rule, MergeRule):
+        return float(rule.period(0, None))
+    return ASSUMED_PERIOD
 
 
 def _driven(
-    strategy: Strategy,
+    codec: Codec,
+    scheme: Scheme,
     numel: int,
     world: int,
     device: torch.device,
     repeats: int,
     together: Callable[[], None],
 ) -> _Piece:
-    codec, scheme, x = strategy.what, strategy.scheme, gradient(numel, device)
+    x = gradient(numel, device)
     rounds = codec.traits.rounds
     memory = LocalMemory(x, given=layout_for(codec, numel))
     piece = _Piece([_Times() for _ in range(rounds)], [_Times() for _ in range(rounds)], _Times(), [], [])
@@ -141,6 +159,17 @@ def _driven(
         _end(talk, answer, x, world)
         watch.lap(spent.decode)
         piece.sent_nbytes = float(wire.sent_nbytes)
+    return piece
+
+
+def _met(
+    codec: Codec, numel: int, device: torch.device, repeats: int, together: Callable[[], None]
+) -> _Piece:
+    """A meeting of two: what both send each other goes as one message each way."""
+    piece = _driven(codec, Sharded(), numel, 2, device, repeats, together)
+    nbytes = float(codec.nbytes(numel))
+    piece.used = [[("send", nbytes)], *([] for _ in piece.used[1:])]
+    piece.sent_nbytes = nbytes
     return piece
 
 
@@ -217,7 +246,7 @@ def _collected(
 
 def _high(values: Sequence[float]) -> float:
     """The upper quartile of a few."""
-    return sorted(values)[(3 * len(values)) // 4 if len(values) > 1 else 0]
+    return sorted(values)[(3 * (len(values) - 1)) // 4]
 
 
 def gradient(numel: int, device: torch.device) -> Tensor:

@@ -15,10 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit import recycled
+from tacit.plan.predicting import length_name
 from tacit.transports.process_group import Wire, ring_nbytes
-
-LONG_NBYTES = 64 * 1024
-"""From here on an all-to-all is sent pair by pair: transports/process_group.py."""
 
 
 class DryWire(Wire):
@@ -43,9 +41,7 @@ class DryWire(Wire):
         start = time.perf_counter()
         size = parts[0].element_size()
         longest = size * max(*(part.numel() for part in parts), *numels)
-        self.used.append(
-            ("all_to_all long" if longest >= LONG_NBYTES else "all_to_all short", float(longest))
-        )
+        self.used.append((length_name(longest), float(longest)))
         self.sent_nbytes += sum(size * part.numel() for part in parts[1:])
         own = parts[0].contiguous().view(-1)
         came = [own if numel == own.numel() else _fitted(own, numel) for numel in numels]

@@ -7,23 +7,27 @@ A time is the slowest rank's, of operations one after the other, as they are in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.plan.dry import LONG_NBYTES
+from tacit.plan.predicting import LONG_NBYTES
 from tacit.plan.values import Curve, OperationCurve
 from tacit.transports import Wire
 
+_SHORT = (64, 16 << 10, LONG_NBYTES - 64)
+_TWICE_FROM = 64 << 10  # smaller ones are not worth telling apart
 _SIZES = (64, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-_LONG_S = 0.1
+_LONG_S = 0.08
 _ROUNDS = 3
-_SHORT_S = 0.02  # operations that are shorter are measured several at a time
-_MOST_AT_A_TIME = 6
+_SHORT_S = 0.015  # operations that are shorter are measured several at a time
+_MOST_AT_A_TIME = 5
+_SLOW_S = 0.03
 _LEAST_SIZES = 3  # whatever they take: two points have no check
 
 
@@ -61,6 +65,9 @@ class Bench:
         operation()
         once_s = self.worst([time.perf_counter() - start])[0]
         at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT_S / once_s)))
+        rounds = (
+            rounds if once_s < _SLOW_S else max(2, rounds - 1)
+        )  # the link decides, and noise is a small part
         took, cpu = [], []
         for _ in range(rounds):
             self.together()
@@ -89,27 +96,26 @@ class Bench:
         return Curve(*columns)
 
 
-def measured(bench: Bench, names: Collection[str]) -> tuple[OperationCurve, ...]:
-    """The curves of these operations, as a probe names them."""
+def measured(bench: Bench, largest: Mapping[str, float]) -> tuple[OperationCurve, ...]:
+    """The curves of these operations, as a probe names them, up to the bytes that are needed of each."""
     makers: dict[str, Callable[[], Curve]] = {}
-    for name in sorted(names):
+    for name, most in sorted(largest.items()):
+        sizes = _up_to(most)
         kind, _, rest = name.partition(" ")
         if kind == "all_reduce":
             dtype = getattr(torch, rest)
-            makers[name] = lambda dtype=dtype: bench.curve(_SIZES, lambda n: _all_reduce(bench, dtype, n, 1))  # type: ignore[misc]
-            makers[f"{name} x2"] = (
-                lambda dtype=dtype: _halved(  # type: ignore[misc]
-                    bench.curve(_SIZES[3:6], lambda n: _all_reduce(bench, dtype, n, 2))
-                )
-            )
+            two = [size for size in sizes if size >= _TWICE_FROM][-2:-1] or [_TWICE_FROM]
+            makers[name] = partial(bench.curve, sizes, partial(_all_reduce, bench, dtype, 1))
+            makers[f"{name} x2"] = partial(_halved, bench, two, partial(_all_reduce, bench, dtype, 2))
         elif name == "all_to_all short":
-            makers[name] = lambda: bench.curve(
-                (64, 16 << 10, LONG_NBYTES - 64), lambda n: _all_to_all(bench, n)
-            )
+            makers[name] = partial(bench.curve, _SHORT, partial(_all_to_all, bench))
         elif name == "all_to_all long":
-            makers[name] = lambda: bench.curve(_SIZES[2:], lambda n: _all_to_all(bench, n))
+            long = [size for size in sizes if size >= LONG_NBYTES]
+            makers[name] = partial(
+                bench.curve, long or [LONG_NBYTES, 4 * LONG_NBYTES], partial(_all_to_all, bench)
+            )
         elif name == "send":
-            makers[name] = lambda: bench.curve(_SIZES[:6], lambda n: _send(bench, n))
+            makers[name] = partial(bench.curve, _SIZES[:5], partial(_send, bench))
     return tuple(OperationCurve(name, make()) for name, make in makers.items())
 
 
@@ -125,10 +131,10 @@ def alone(bench: Bench, nbytes: int) -> float:
 
 def reference(bench: Bench, nbytes: int) -> list[float]:
     """Seconds of the all-reduce by which a probe notices that the links changed meanwhile."""
-    return bench.seconds(_all_reduce(bench, torch.float32, nbytes, 1), rounds=4)[0]
+    return bench.seconds(_all_reduce(bench, torch.float32, 1, nbytes), rounds=4)[0]
 
 
-def _all_reduce(bench: Bench, dtype: torch.dtype, nbytes: int, at_once: int) -> Callable[[], object]:
+def _all_reduce(bench: Bench, dtype: torch.dtype, at_once: int, nbytes: int) -> Callable[[], object]:
     """In place: what tacit does before and after it counts to its scheme."""
     values = [
         torch.zeros(max(1, nbytes // dtype.itemsize), dtype=dtype, device=bench.device)
@@ -144,9 +150,14 @@ def _all_reduce(bench: Bench, dtype: torch.dtype, nbytes: int, at_once: int) -> 
     return run
 
 
-def _halved(curve: Curve) -> Curve:
+def _halved(bench: Bench, sizes: Sequence[int], operation_at: Callable[[int], Callable[[], object]]) -> Curve:
     """Of two at the same time, one's share."""
-    return curve.scaled(0.5)
+    return bench.curve(sizes, operation_at).scaled(0.5)
+
+
+def _up_to(most: float) -> list[int]:
+    """The sizes below `most` and the first that is not."""
+    return [size for place, size in enumerate(_SIZES) if place < 2 or _SIZES[place - 1] < most]
 
 
 def _all_to_all(bench: Bench, nbytes: int) -> Callable[[], object]:

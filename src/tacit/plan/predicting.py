@@ -27,10 +27,12 @@ from tacit.plan.values import (
     Probe,
     RecordedStep,
     StrategyCost,
-    line,
+    share_of,
 )
 from tacit.sim.workloads import Layer, Workload
 
+LONG_NBYTES = 64 * 1024
+"""From here on an all-to-all is sent pair by pair: transports/process_group.py."""
 _UNCALIBRATED = (
     0.9,
     1.15,
@@ -72,11 +74,18 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
     if cost.choice in BASELINES:
         sizes = replace(sizes, nbytes=sizes.ddp_nbytes)
     factor, low, high, calibrated = _factors(probe, cost.choice)
+    probe = replace(probe, cores=_cores(probe))
     times = played(probe, step, cost, sizes, Pace(factor=factor))
-    fast = played(probe, step, cost, sizes, Pace(Curve.low, low, step.low))
-    slow = played(probe, step, cost, sizes, Pace(Curve.high, high, step.high))
+    picks = (
+        (Curve.at, Curve.at) if calibrated else (Curve.low, Curve.high)
+    )  # a calibration has the spread of all pieces
+    fast = played(probe, step, cost, sizes, Pace(picks[0], low, step.low))
+    slow = played(probe, step, cost, sizes, Pace(picks[1], high, step.high))
     compute_s = step.compute_s
-    sent = sum(line(cost.numels, cost.sent_nbytes, n) for n in _numels(step.workload, cost, sizes))
+    sent = (
+        sum(share_of(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
+        / cost.period
+    )
     nmse = next((each.nmse for each in probe.errors if each.choice == cost.choice), None)
     return Prediction(
         cost.choice,
@@ -92,8 +101,22 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
         cost.lossy,
         calibrated,
         nmse if cost.lossy else 0.0,
-        probe.assumed,
+        _caution(probe, cost),
     )
+
+
+def _caution(probe: Probe, cost: StrategyCost) -> str:
+    """What a prediction does not know."""
+    found = [f"not measured: {probe.assumed}"] if probe.assumed else []
+    if cost.choice.endswith("gossip"):
+        found.append(
+            f"one meeting in {cost.period:g} steps is assumed, with nothing of it hidden; no two ranks hold the same model"
+        )
+    elif cost.period > 1:
+        found.append(
+            f"a mean over {cost.period:g} steps; models that part learn something else than gradients of all ranks"
+        )
+    return "; ".join(found)
 
 
 def _factors(probe: Probe, choice: str) -> tuple[float, float, float, bool]:
@@ -104,6 +127,12 @@ def _factors(probe: Probe, choice: str) -> tuple[float, float, float, bool]:
     others = [each.factor for each in probe.calibrations]
     factor = median(others) if others else 1.0
     return factor, factor * _UNCALIBRATED[0], factor * _UNCALIBRATED[1], False
+
+
+def _cores(probe: Probe) -> float:
+    """Those that a rank has beside its computation, as exchanges were tried beside one; else those that it is given."""
+    tried = [each.cores for each in probe.calibrations if each.cores is not None]
+    return median(tried) if tried else probe.cores
 
 
 def _limit(times: PipelineTimes, compute_s: float) -> Limit:
@@ -131,6 +160,8 @@ def played(
     pace = pace or Pace()
     ddp_layers = ddp_buckets(step.workload, sizes)
     own = ddp_layers if cost.choice in BASELINES else own_buckets(step.workload, sizes.nbytes)
+    if cost.period > 1:
+        return _between_steps(probe, step, cost, own, pace)
     numels = [sum(layer.parameters for layer in layers) for layers in own]
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
     segments = _segments(step, ddp_layers, own, pace.compute)
@@ -139,19 +170,37 @@ def played(
     )
 
 
+def _between_steps(
+    probe: Probe, step: RecordedStep, cost: StrategyCost, own: Sequence[Sequence[Layer]], pace: Pace
+) -> PipelineTimes:
+    """The mean step of a rule that exchanges models, every `period` steps and with nothing beside it."""
+    numels = [sum(layer.parameters for layer in layers) for layers in own]
+    exchange_s = exchange_alone(probe, cost, numels, pace) / cost.period
+    compute_s = pace.compute * step.compute_s
+    return PipelineTimes(compute_s + exchange_s, compute_s, exchange_s, 0.0)
+
+
 def exchange_alone(
     probe: Probe, cost: StrategyCost, numels: Sequence[int], pace: Pace | None = None
 ) -> float:
     """Seconds of the exchange of such buckets, all ready at once, with nothing beside it."""
+    return exchange_beside(probe, cost, numels, Work(0.0), pace)
+
+
+def exchange_beside(
+    probe: Probe, cost: StrategyCost, numels: Sequence[int], work: Work, pace: Pace | None = None
+) -> float:
+    """The same with `work` in the training thread meanwhile."""
     jobs = [job_of(probe, cost, numel, pace or Pace()) for numel in numels]
-    segments = [
-        Segment(Work(0.0), tuple(range(len(jobs)))),
-        Segment(Work(0.0), needs=tuple(range(len(jobs)))),
-    ]
-    times = play(
-        segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
-    )
-    return times.step_s
+    every = tuple(range(len(jobs)))
+    segments = [Segment(Work(0.0), every), Segment(work), Segment(Work(0.0), needs=every)]
+    return play(
+        segments,
+        jobs,
+        in_flight=cost.in_flight,
+        together=_together(probe, cost, numels),
+        cores=probe.cores,
+    ).step_s
 
 
 def job_of(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> BucketJob:
@@ -173,7 +222,7 @@ def job_of(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> BucketJo
 
 
 def _used(probe: Probe, cost: StrategyCost, use: OperationUse, numel: int, pace: Pace) -> Work:
-    nbytes = line(cost.numels, use.nbytes, numel)
+    nbytes = share_of(cost.numels, use.nbytes, numel)
     name = use.operation
     if name.startswith("all_to_all"):
         name = _by_length(probe, nbytes)
@@ -181,10 +230,13 @@ def _used(probe: Probe, cost: StrategyCost, use: OperationUse, numel: int, pace:
     return _work(pace.pick(curve, nbytes) * pace.factor, curve.cpu(nbytes), curve.at(nbytes))
 
 
-def _by_length(probe: Probe, nbytes: float) -> str:
+def length_name(nbytes: float) -> str:
     """Short messages are one operation, long ones many: the bytes decide, not what the nearest measured size took."""
-    wanted = "all_to_all long" if nbytes >= 64 * 1024 else "all_to_all short"
-    known = [each.operation for each in probe.operations]
+    return "all_to_all long" if nbytes >= LONG_NBYTES else "all_to_all short"
+
+
+def _by_length(probe: Probe, nbytes: float) -> str:
+    wanted, known = length_name(nbytes), [each.operation for each in probe.operations]
     return wanted if wanted in known else next(name for name in known if name.startswith("all_to_all"))
 
 
@@ -200,7 +252,7 @@ def _together(probe: Probe, cost: StrategyCost, numels: Sequence[int]) -> float:
     names = [each.operation for each in probe.operations]
     if f"{use.operation} x2" not in names:
         return 0.5
-    nbytes = median(line(cost.numels, use.nbytes, numel) for numel in numels)
+    nbytes = median(share_of(cost.numels, use.nbytes, numel) for numel in numels)
     double = probe.operation(f"{use.operation} x2")
     nbytes = max(nbytes, double.sizes[0])
     alone_s, each_s = probe.operation(use.operation).at(nbytes), double.at(nbytes)
@@ -240,7 +292,8 @@ def own_buckets(work: Workload, nbytes: int) -> list[list[Layer]]:
     return buckets
 
 
-def _numels(work: Workload, cost: StrategyCost, sizes: BucketSizes) -> list[int]:
+def numels_of(work: Workload, cost: StrategyCost, sizes: BucketSizes) -> list[int]:
+    """Elements of each bucket, under a choice."""
     own = ddp_buckets(work, sizes) if cost.choice in BASELINES else own_buckets(work, sizes.nbytes)
     return [sum(layer.parameters for layer in layers) for layers in own]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,8 +16,9 @@ from tacit.errors import ConfigError, PairingError
 from tacit.plan.calibrate import Gradients, calibrated
 from tacit.plan.candidates import every_choice, parsed_choices
 from tacit.plan.costs import cost_of
+from tacit.plan.models import digest_of_model, machine_here
 from tacit.plan.operations import Bench, alone, measured, reference
-from tacit.plan.predicting import predict
+from tacit.plan.predicting import length_name, numels_of, predict
 from tacit.plan.values import (
     BASELINES,
     BucketSizes,
@@ -25,8 +26,8 @@ from tacit.plan.values import (
     ProbedMachine,
     RecordedStep,
     StrategyCost,
+    share_of,
 )
-from tacit.records import host_facts
 from tacit.requests import seed_of
 from tacit.sim.workloads import Workload
 from tacit.transports import Wire
@@ -36,8 +37,10 @@ MOST_S = 60.0
 BUDGET_S = 30.0
 FINALISTS = 3
 _REFERENCE_NBYTES = 256 << 10
+_DRIFT_STEPS = 3
 _CHANGED = 1.6  # the reference at the end over that at the start, or the other way round
 _PAIR_NBYTES = 1 << 20
+_UNKNOWN_NUMEL = 1 << 20  # the largest bucket where no model is given: attach's own
 
 
 def probe(
@@ -48,6 +51,7 @@ def probe(
     device: torch.device | None = None,
     buckets: BucketSizes | None = None,
     gradients: Gradients | None = None,
+    compute: Callable[[], object] | None = None,
     finalists: int = FINALISTS,
     budget_s: float = BUDGET_S,
 ) -> Probe:
@@ -60,6 +64,7 @@ def probe(
         device: Where gradients are; None: the CPU.
         buckets: How gradients are cut, for the calibration.
         gradients: The model's own by layer, for the errors of lossy choices.
+        compute: Runs the model's forward and backward pass: some exchanges are then run beside it, to see how they disturb each other.
         finalists: How many choices are calibrated beside DDP and bf16; 0: none.
         budget_s: After so many seconds nothing more is begun; at most 60.
 
@@ -95,10 +100,11 @@ def probe(
         cost_of(choice, wire.world, device=bench.device, together=bench.together, worst=bench.worst)
         for choice in choices
     )
-    operations = measured(bench, _needed(costs))
+    sizes = buckets or BucketSizes()
+    operations = measured(bench, _needed(costs, recorded, sizes))
     found = Probe(
         wire.world,
-        str(dist.get_backend(group)),
+        str(group._get_backend(bench.device).name()),
         bench.device.type,
         *_machines(group),
         operations,
@@ -107,12 +113,13 @@ def probe(
     )
     found = _with_links(bench, found)
     if recorded is not None and finalists:
-        sizes = buckets or BucketSizes()
         chosen = _finalists(found, recorded, choices, sizes, finalists)
         calibrations, errors = calibrated(
-            bench, found, recorded.workload, chosen, buckets=sizes, gradients=gradients
+            bench, found, recorded, chosen, buckets=sizes, gradients=gradients, compute=compute
         )
         found = replace(found, calibrations=calibrations, errors=errors)
+    if recorded is not None and compute is not None:
+        found = replace(found, drift=_drift(bench, recorded, compute))
     check_steady(before, reference(bench, _REFERENCE_NBYTES))
     return replace(found, took_s=bench.worst([time.perf_counter() - start_s])[0])
 
@@ -126,6 +133,18 @@ def check_steady(before: Sequence[float], after: Sequence[float]) -> None:
             f"the links changed during the probe: an all-reduce of {size_text(_REFERENCE_NBYTES)} took {time_text(a)} at the start and "
             f"{time_text(b)} at the end; probe again when nothing else uses them"
         )
+
+
+def _drift(bench: Bench, step: RecordedStep, compute: Callable[[], object]) -> float:
+    """The computation now over the recorded one."""
+    took = []
+    for _ in range(_DRIFT_STEPS):
+        bench.together()
+        start = time.perf_counter()
+        compute()
+        took.append(time.perf_counter() - start)
+    then_s = step.workload.forward_s + step.workload.backward_s
+    return median(bench.worst(took)) / then_s if then_s else 1.0
 
 
 def check_alike(group: dist.ProcessGroup, step: RecordedStep | None) -> str:
@@ -142,16 +161,6 @@ def check_alike(group: dist.ProcessGroup, step: RecordedStep | None) -> str:
             f"rank 0 and rank {other} probe with different models; build the same model, with the same sizes, on all ranks"
         )
     return own
-
-
-def digest_of_model(work: Workload) -> str:
-    """The sizes of the layers, by name; times differ between ranks, models do not."""
-    return f"{seed_of(*((layer.name, layer.parameters) for layer in sorted(work.layers, key=lambda each: each.name))) >> 2:x}"
-
-
-def machine_here(nodes: int = 1) -> ProbedMachine:
-    facts = host_facts()
-    return ProbedMachine(facts["cpu"], facts["cores"], facts["memory_nbytes"], facts["torch"], nodes)
 
 
 def _machines(group: dist.ProcessGroup) -> tuple[float, ProbedMachine]:
@@ -173,9 +182,20 @@ def _boot_id() -> str:
         return ""
 
 
-def _needed(costs: Sequence[StrategyCost]) -> Collection[str]:
-    """The operations that the answers use, and the one by which links are described."""
-    return {use.operation for cost in costs for request in cost.requests for use in request.uses} | {"send"}
+def _needed(costs: Sequence[StrategyCost], step: RecordedStep | None, sizes: BucketSizes) -> dict[str, float]:
+    """The operations that the answers use, each with the most bytes; and the one by which links are described."""
+    largest = {"send": float(_PAIR_NBYTES)}
+    for cost in costs:
+        numel = _UNKNOWN_NUMEL if step is None else max(numels_of(step.workload, cost, sizes))
+        for use in (use for request in cost.requests for use in request.uses):
+            nbytes = share_of(cost.numels, use.nbytes, numel)
+            for name in (
+                (use.operation, length_name(nbytes))
+                if use.operation.startswith("all_to_all")
+                else (use.operation,)
+            ):
+                largest[name] = max(largest.get(name, 0.0), nbytes)
+    return largest
 
 
 def _with_links(bench: Bench, found: Probe) -> Probe:
@@ -190,7 +210,8 @@ def _finalists(
     found: Probe, step: RecordedStep, choices: Sequence[str], sizes: BucketSizes, count: int
 ) -> list[str]:
     """The fastest by their pieces, and what they are compared with."""
-    order = [each.choice for each in predict(found, step, choices, buckets=sizes)]
+    every_step = [choice for choice in choices if found.cost(choice).period == 1]
+    order = [each.choice for each in predict(found, step, every_step, buckets=sizes)]
     compared = [each for each in ("DDP", "DDP bf16", "every / bf16 / allreduce") if each in choices]
     first = [each for each in order if each not in BASELINES][:count]
     return list(dict.fromkeys([*first, *compared]))

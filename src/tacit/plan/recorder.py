@@ -39,18 +39,23 @@ def timed_layers(
     name: str = "",
     repeats: int = 5,
     clock: Callable[[], float] = perf_counter,
+    together: Callable[[], None] = lambda: None,
 ) -> tuple[Workload, list[float]]:
-    """As `record_workload`, with the seconds of each step beside it."""
+    """As `record_workload`, with the seconds of each step beside it; `together` is called before each."""
     if repeats < 1:
         raise ConfigError(f"repeats={repeats}: record 1 step or more")
-    layers = _layers(model)
+    layers = layers_of(model)
     if not layers:
         raise ConfigError(
             f"{name or type(model).__name__} has no trainable parameter; there is nothing to exchange"
         )
     kept = [(p, p.grad) for p in model.parameters()]
     try:
-        steps = [_step(model, layers, inputs, loss or _mean, clock) for _ in range(repeats + 1)][1:]
+        steps = []
+        for _ in range(repeats + 1):
+            together()
+            steps.append(_step(model, layers, inputs, loss or mean_of, clock))
+        del steps[0]
     finally:
         for parameter, grad in kept:
             parameter.grad = grad
@@ -67,7 +72,7 @@ def timed_layers(
     return Workload(name or type(model).__name__, tuple(found), source), totals
 
 
-def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]]]:
+def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]]]:
     """Modules with trainable parameters of their own; a shared one belongs to the first."""
     seen: set[int] = set()
     found = {}
@@ -118,7 +123,18 @@ def _step(
     return forward, backward
 
 
-def _mean(output: Any) -> Tensor:
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients that are there, by layer as `record_workload` names them, each in one vector; zeros where none came."""
+    return {
+        name: torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).float() for p in own]
+        )
+        for name, (_, own) in layers_of(model).items()
+    }
+
+
+def mean_of(output: Any) -> Tensor:
+    """A scalar of what a model returns: the mean of it, or of its first tensor."""
     while not isinstance(output, Tensor):
         if not isinstance(output, list | tuple | dict) or not output:
             raise ConfigError(

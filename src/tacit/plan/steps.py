@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tacit.plan.recorder import record_workload, timed_layers
+from tacit.plan.recorder import timed_layers
 from tacit.plan.values import RecordedStep
 from tacit.sim.workloads import Layer, Workload
 
@@ -50,39 +50,47 @@ def record_step(
         >>> step.workload.parameters
         10
     """
-    if _grouped(group):
-        dist.barrier(group)
     cpu, start = time.process_time(), time.perf_counter()
-    work, totals = timed_layers(model, inputs, loss=loss, name=name, repeats=repeats)
+    work, totals = timed_layers(
+        model, inputs, loss=loss, name=name, repeats=repeats, together=lambda: _together(group)
+    )
     share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
-    order = sorted(totals)
-    middle = order[len(order) // 2]
-    low, high = order[0] / middle, order[(9 * (len(order) - 1) + 9) // 10] / middle
     other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats)
-    return slowest(RecordedStep(work, other_s, min(1.0, low), max(1.0, high), share), group)
+    return slowest(RecordedStep(work, other_s, cpu=share), totals, group)
 
 
-def slowest(step: RecordedStep, group: dist.ProcessGroup | None = None) -> RecordedStep:
-    """Layer by layer the slowest rank's times: everybody waits for it. All ranks call it, if their models are alike."""
-    if not _grouped(group):
-        return step
+def slowest(
+    step: RecordedStep, totals: Sequence[float], group: dist.ProcessGroup | None = None
+) -> RecordedStep:
+    """The step that everybody waits for: of each layer the slowest rank's time, all of them scaled to the median over steps of the slowest
+    rank's whole step. All ranks call it, with as many steps, if their models are alike."""
     layers = step.workload.layers
     own = [*(layer.forward_s for layer in layers), *(layer.backward_s for layer in layers)]
-    own += [step.other_s, step.high, -step.low, step.cpu]
-    found = torch.tensor(own, dtype=torch.float64)
-    sizes = torch.tensor([len(own), -len(own)])
-    dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
-    if int(sizes[0]) != -int(sizes[1]):
-        return step  # different models: the probe refuses them, with the ranks' numbers
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-    values: list[float] = found.tolist()
+    own += [step.other_s, step.cpu, *totals]
+    if _grouped(group):
+        sizes = torch.tensor([len(own), -len(own)])
+        dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
+        if int(sizes[0]) == -int(sizes[1]):  # else: different models, which the probe refuses
+            found = torch.tensor(own, dtype=torch.float64)
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+            own = found.tolist()
     count = len(layers)
+    other_s, cpu, *steps_s = own[2 * count :]
+    order = sorted(steps_s)
+    middle_s = median(order)
+    factor = middle_s / max(1e-12, sum(own[: 2 * count]))
     made = tuple(
-        Layer(layer.name, layer.parameters, values[i], values[count + i]) for i, layer in enumerate(layers)
+        Layer(layer.name, layer.parameters, factor * own[i], factor * own[count + i])
+        for i, layer in enumerate(layers)
     )
     work = Workload(step.workload.name, made, step.workload.source)
-    other_s, high, low, cpu = values[2 * count :]
-    return replace(step, workload=work, other_s=other_s, high=high, low=-low, cpu=cpu)
+    low, high = order[len(order) // 10] / middle_s, order[-1 - len(order) // 10] / middle_s
+    return RecordedStep(work, other_s, low, high, cpu)
+
+
+def _together(group: dist.ProcessGroup | None) -> None:
+    if _grouped(group):
+        dist.barrier(group)
 
 
 def _grouped(group: dist.ProcessGroup | None) -> bool:
@@ -110,6 +118,3 @@ def _optimizer_s(optimizer: torch.optim.Optimizer, repeats: int) -> float:
             p.grad = grad
         optimizer.load_state_dict(state)
     return sorted(took)[len(took) // 2]
-
-
-__all__ = ["record_step", "record_workload", "slowest"]

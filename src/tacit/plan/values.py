@@ -61,6 +61,13 @@ def line(sizes: tuple[float, ...], values: tuple[float, ...], size: float) -> fl
     return low + slope * (size - a) if size <= b else high + slope * (size - b)
 
 
+def share_of(sizes: tuple[float, ...], nbytes: tuple[float, ...], size: float) -> float:
+    """Bytes at `size`: as `line`, and below the first size in proportion."""
+    if size < sizes[0]:
+        return nbytes[0] * size / sizes[0]
+    return line(sizes, nbytes, size)
+
+
 @dataclass(frozen=True, slots=True)
 class OperationCurve:
     """One operation of the process group, as tacit or DDP uses it, by the bytes of one message.
@@ -105,17 +112,23 @@ class StrategyCost:
     sent_nbytes: tuple[float, ...]
     lossy: bool
     in_flight: int = 1  # operations under way at a time
+    period: float = (
+        1.0  # steps from one exchange to the next; above 1 models are exchanged between steps, not gradients
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedExchange:
-    """One exchange of the model alone, without compute: how long it took, over what the pieces add up to."""
+    """One exchange of the model alone: how long it took, over what the pieces add up to; and one beside a computation."""
 
     choice: str
     factor: float
     low: float
     high: float
     elements: int  # that were exchanged: on slow links a part of the model
+    cores: float | None = (
+        None  # that a rank has beside a computation, where that was tried: the pipeline then takes as long as both did
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,7 @@ class Probe:
         took_s: The probe itself.
         assumed: What of it was computed, not measured; "" where nothing was.
         model: Digest of the model that was calibrated and whose gradients were compared; "" without one.
+        drift: The computation at the end of the probe over that of the recorded step: apart from 1 where the machine is busy.
     """
 
     world: int
@@ -183,6 +197,7 @@ class Probe:
     took_s: float = 0.0
     assumed: str = ""
     model: str = ""
+    drift: float = 1.0
 
     def operation(self, name: str) -> Curve:
         """The curve of an operation; raises ConfigError where it was not measured."""
@@ -204,7 +219,7 @@ class Probe:
 
     def without_model(self) -> Probe:
         """What of it holds for any model."""
-        return replace(self, calibrations=(), errors=(), model="")
+        return replace(self, calibrations=(), errors=(), model="", drift=1.0)
 
 
 @dataclass(frozen=True, slots=True)

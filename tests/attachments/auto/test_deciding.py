@@ -151,13 +151,13 @@ def test_a_step_that_is_timed_in_training_adds_up_and_has_every_parameter():
         torch.nn.functional.cross_entropy(model(x), label).backward()
         clock.computed()
         clock.ended()
-    found = clock.recorded()
+    found, totals = clock.recorded()
     clock.close()
     layers = found.workload.layers
     assert [layer.name for layer in layers] == list(parameters)
     assert found.workload.parameters == sum(p.numel() for p in parameters.values()) > WIDTH
     assert found.other_s >= 0.02 and found.workload.backward_s > 0 and found.workload.forward_s > 0
-    assert found.low <= 1 <= found.high
+    assert len(totals) == 4 and min(totals) > 0
     hooks = [p._post_accumulate_grad_hooks for p in model.parameters()]
     assert not any(hooks) and not model._forward_hooks and not model._forward_pre_hooks
 
@@ -171,7 +171,7 @@ def test_a_module_whose_hooks_are_not_called_counts_its_forward_pass_to_the_rest
         torch.nn.functional.cross_entropy(model[1](inside(x)), label).backward()
         clock.computed()
         clock.ended()
-    found = clock.recorded()
+    found, _totals = clock.recorded()
     assert found.workload.forward_s == 0 and found.workload.backward_s > 0 and found.other_s > 0
     clock.close()
 

@@ -65,8 +65,9 @@ class StepClock:
             hook.remove()
         self._hooks = []
 
-    def recorded(self) -> RecordedStep:
-        """The step as far as this rank knows it; layers are parameters, in the model's order, which all ranks have alike."""
+    def recorded(self) -> tuple[RecordedStep, list[float]]:
+        """The step as far as this rank knows it, and forward and backward pass together of each; layers are parameters, in the model's
+        order, which all ranks have alike."""
         steps = [step for step in self._steps if step.began_at and step.arrived]
         if not steps:
             raise ConfigError("auto recorded no step: no gradient came in any of them; name a strategy")
@@ -76,15 +77,11 @@ class StepClock:
             Layer(name, numel, forward_s, median(each.get(name, 0.0) for each in backward))
             for name, numel in self._numels.items()
         ]
-        totals = sorted(step.computed_at - step.began_at for step in steps)
-        middle = totals[len(totals) // 2]
-        return RecordedStep(
-            Workload(self._name, tuple(layers), "recorded in training"),
-            median(step.other_s for step in steps),
-            min(1.0, totals[0] / middle),
-            max(1.0, totals[-1] / middle),
-            median(step.cpu_s / max(1e-9, step.computed_at - step.began_at) for step in steps),
-        )
+        work = Workload(self._name, tuple(layers), "recorded in training")
+        cpu = median(step.cpu_s / max(1e-9, step.computed_at - step.began_at) for step in steps)
+        return RecordedStep(work, median(step.other_s for step in steps), cpu=cpu), [
+            s.passes_s for s in steps
+        ]
 
 
 class _Timed:
@@ -113,5 +110,9 @@ class _Timed:
     @property
     def other_s(self) -> float:
         """What is neither the last forward pass nor its backward: the optimizer, data, passes that only accumulate."""
-        own = self.forward_s + sum(self.backward_s().values())
-        return max(0.0, self.computed_at - self.began_at - own)
+        return max(0.0, self.computed_at - self.began_at - self.passes_s)
+
+    @property
+    def passes_s(self) -> float:
+        """The last forward pass and its backward."""
+        return self.forward_s + sum(self.backward_s().values())

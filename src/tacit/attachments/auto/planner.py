@@ -174,7 +174,7 @@ class AutoPlanner:
         from tacit.plan.probing import probe
         from tacit.plan.steps import slowest
 
-        step = slowest(clock.recorded(), self._group)
+        step = slowest(*clock.recorded(), self._group)
         sizes = BucketSizes(self._asked_nbytes, *self._ddp_nbytes)
         found = probe(
             step,

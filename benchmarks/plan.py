@@ -1,0 +1,186 @@
+"""How well `tacit plan` predicts: predicted steps against measured ones, on links that are shaped, and on loopback.
+
+    make bench-plan                     # 24 set-ups, about 25 minutes;   ARGS=--quick: 4 of them, about 3 minutes
+
+A set-up is a link and a model: VGG16 and ResNet50 replayed (sleeps, real exchanges), a transformer trained (real computation on cores that the
+ranks share). For each: one probe (under a minute), a prediction of three baselines and some strategies, and then steps of all of them in turn. No
+figure of a step is used for a prediction. Counted are pairs of set-up and choice whose prediction is within 10 % and 15 % of the
+measured median, and set-ups in which the choice advised is the measured best, or at most 5 % behind it.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tacit import lab, launch
+from tacit.records import host_facts
+from tacit.topology import star
+from tacit.units import parse_rate
+
+RANKS = 4
+RATES = ("50Mbit", "100Mbit", "200Mbit", "300Mbit", "500Mbit", "700Mbit", "1Gbit", "loopback")
+MODELS = ("vgg16", "resnet50", "bytes")
+STRATEGIES = ("bf16 / allreduce", "int8", "int4", "hush", "lowrank(8)")
+QUICK = {"rates": ("100Mbit", "1Gbit"), "models": ("vgg16", "bytes"), "steps": 5}
+WITHIN = (0.10, 0.15)
+BEHIND = 0.05
+STEADY = 1.15  # other programs slowed the computation by more: neither prediction nor measurement is of this machine
+Row = dict[str, Any]
+
+
+def run(rate: str, args: argparse.Namespace, folder: Path) -> list[Row]:
+    """All models on one link."""
+    rate_bps = None if rate == "loopback" else parse_rate(rate)
+    order = {
+        "rate_bps": rate_bps,
+        "models": args.models,
+        "strategies": [_written(each) for each in args.strategies],
+        "steps": args.steps,
+        "budget_s": args.budget,
+    }
+    found: list[Row] = []
+    raised: list[bool] = []
+    with ExitStack() as stack:
+        env = {"PYTHONPATH": str(Path(__file__).parent)}
+        specs = [launch.RankSpec((), {**env, "GLOO_SOCKET_IFNAME": "lo"})] * RANKS
+        network = None
+        if rate_bps is not None:
+            network = stack.enter_context(lab.up(star(RANKS, rate_bps=rate_bps, latency_s=0.0)))
+            specs = [launch.RankSpec(s.prefix, {**s.env, **env}) for s in network.rank_specs()]
+
+        def heard(rank: int, message: launch.Message) -> None:
+            if network is not None and args.realtime and not raised:
+                raised.append(network.raise_priority())
+            if message.get("kind") == "setup":
+                message.pop("kind")
+                found.append({"network": rate, **message})
+                _print_setup(found[-1])
+
+        launch.run(
+            "plan_node",
+            [json.dumps(order)],
+            ranks=RANKS,
+            on_message=heard,
+            log_dir=folder / rate,
+            rank_specs=specs,
+        )
+    return found
+
+
+def _written(strategy: str) -> str:
+    """As a prediction names it."""
+    from tacit.strategy import Strategy
+
+    return str(Strategy.parse(strategy))
+
+
+def judged(setups: Sequence[Row]) -> Row:
+    """The figures over all set-ups, and over those in which the computation stayed what it was when it was recorded."""
+    steady = [each for each in setups if 1 / STEADY < each["measured_compute_s"] / each["compute_s"] < STEADY]
+    return {**figures(setups), "steady": figures(steady) if steady else None}
+
+
+def figures(setups: Sequence[Row]) -> Row:
+    """Counts and medians."""
+    pairs = [row for setup in setups for row in setup["rows"]]
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in pairs]
+    inside = [row["low_s"] <= row["measured_s"] <= row["high_s"] for row in pairs]
+    behind = [_behind(setup) for setup in setups]
+    return {
+        "setups": len(setups),
+        "pairs": len(pairs),
+        "median_error": median(errors),
+        **{f"within_{100 * share:.0f}_percent": sum(e <= share for e in errors) for share in WITHIN},
+        "inside_interval": sum(inside),
+        "chosen_best_or_close": sum(each <= BEHIND for each in behind),
+        "most_behind": max(behind),
+        "probe_p50_s": median(setup["probe_s"] for setup in setups),
+    }
+
+
+def _behind(setup: Row) -> float:
+    """How much longer the chosen one's measured step is than the best one's."""
+    measured = {row["choice"]: row["measured_s"] for row in setup["rows"]}
+    return measured[setup["chosen"]] / min(measured.values()) - 1
+
+
+def _print_setup(setup: Row) -> None:
+    print(
+        f"\n{setup['network']}, {setup['model']}: compute {1e3 * setup['compute_s']:.0f} ms (then {1e3 * setup['measured_compute_s']:.0f}), probe {setup['probe_s']:.0f} s, "
+        f"advised {setup['chosen']} ({100 * _behind(setup):+.0f} % behind the best)",
+        file=sys.stderr,
+    )
+    for row in setup["rows"]:
+        off = row["predicted_s"] / row["measured_s"] - 1
+        print(
+            f"  {row['choice']:36} predicted {1e3 * row['predicted_s']:7.1f} ms ({1e3 * row['low_s']:.0f} to {1e3 * row['high_s']:.0f})  "
+            f"measured {1e3 * row['measured_s']:7.1f} ms  {100 * off:+6.1f} %  {row['limited_by']}",
+            file=sys.stderr,
+        )
+
+
+def plot(setups: Sequence[Row], path: Path) -> None:
+    """Predicted against measured, a point a pair, and the band of 15 %."""
+    from tacit.report.figures.drawing import standalone
+    from tacit.report.figures.plan import predicted_against_measured
+
+    points = [
+        (row["measured_s"], row["predicted_s"], row["choice"], setup["network"])
+        for setup in setups
+        for row in setup["rows"]
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(standalone(predicted_against_measured(points, WITHIN[1], path.stem)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rates", nargs="+", default=list(RATES), help="links, with their units, or loopback"
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), help="known models, replayed; tasks of the demo, trained"
+    )
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each choice")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of a probe")
+    parser.add_argument("--quick", action="store_true", help="4 set-ups, about 3 minutes")
+    parser.add_argument(
+        "--realtime", action="store_true", help="ranks before all other processes of this machine (root)"
+    )
+    parser.add_argument("--out", type=Path, help="a folder for setups.jsonl and the plot")
+    args = parser.parse_args()
+    if args.quick:
+        args.rates, args.models, args.steps = list(QUICK["rates"]), list(QUICK["models"]), QUICK["steps"]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        setups = [setup for rate in args.rates for setup in run(rate, args, Path(folder))]
+    summary = {
+        "benchmark": "plan",
+        **judged(setups),
+        "took_s": time.monotonic() - start,
+        "host": host_facts(),
+    }
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"kind": "plan_setup", **setup}) for setup in setups]
+        (args.out / "setups.jsonl").write_text(
+            "\n".join([*lines, json.dumps({"kind": "plan_summary", **summary})]) + "\n"
+        )
+        plot(setups, args.out / "predicted.svg")
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

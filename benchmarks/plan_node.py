@@ -1,0 +1,186 @@
+"""A rank of benchmarks/plan.py: on one network it predicts every set-up from a probe, then measures it. One JSON record a set-up.
+
+Nothing measured goes into a prediction: the probe is over before the first step is taken.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from tacit.demo.tasks import BUILDERS
+from tacit.lab.experiments.baselines import connect, named
+from tacit.lab.experiments.jobs.common import Contender, Progress, interleave, joined, say, slowest
+from tacit.lab.experiments.jobs.replay import ReplaySetup, parts
+from tacit.plan import BucketSizes, Prediction, RecordedStep, advise, predict, probe, record_step
+from tacit.sim.workloads import Layer, Workload, workload
+
+PEERS = {"DDP": "fp32", "DDP fp16": "fp16", "DDP bf16": "bf16"}
+LOOPBACK_SCALE_BPS = 600e6  # replays on loopback are as large as on a link of this rate
+WARMUP = 2  # DDP cuts its buckets anew after the first step
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks of one network do."""
+
+    rate_bps: float | None
+    models: tuple[str, ...]
+    strategies: tuple[str, ...]
+    steps: int
+    budget_s: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One model on one network: its step as a value, and how to take a step under a choice."""
+
+    model: str
+    step: RecordedStep
+    buckets: BucketSizes
+    contender: Callable[[str], Contender]
+    alone: Contender
+    compute: Callable[[], object] | None = None  # real computation, as it is beside an exchange
+
+
+def replayed(name: str, rate_bps: float | None) -> Setup:
+    """A known model, scaled so that plain DDP's exchange takes about half a second on this link."""
+    whole = workload(name)
+    rate_bps = rate_bps or LOOPBACK_SCALE_BPS
+    scale = min(1.0, 0.45 * rate_bps / (8 * 1.5 * 4 * whole.parameters))
+    stage = ReplaySetup(parts(whole, scale), 0, dist.get_rank())
+    layers = tuple(
+        Layer(layer.name, kept.numel() if layer.shape else 0, layer.forward_s, layer.backward_s)
+        for layer, kept in zip(stage.layers, stage.storage, strict=True)
+    )
+    nbytes = bucket_nbytes(stage.numel)
+    return Setup(
+        f"{name}, {stage.numel:,} parameters",
+        RecordedStep(Workload(name, layers, "replayed")),
+        BucketSizes(nbytes, nbytes),
+        lambda choice: stage.contender(named(PEERS.get(choice, choice)), nbytes, choice),
+        stage.alone(),
+    )
+
+
+def real(task_name: str) -> Setup:
+    """A task of the demo: real computation, on cores that the ranks share."""
+    task = BUILDERS[task_name]()
+    x, y = task.batch(torch.Generator().manual_seed(1000 * dist.get_rank()))
+
+    def loss(out: Any) -> torch.Tensor:
+        return F.cross_entropy(out, y)
+
+    torch.manual_seed(0)
+    model = task.model()
+    recorded = record_step(model, [x], loss=loss, optimizer=task.optimizer(model), name=task_name, repeats=8)
+    nbytes = bucket_nbytes(recorded.workload.parameters)
+
+    def contender(choice: str) -> Contender:
+        torch.manual_seed(0)
+        trained = task.model()
+        optimizer = task.optimizer(trained)
+        link = connect(trained, optimizer, named(PEERS.get(choice, choice)), bucket_nbytes=nbytes)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(link.model(x)).backward()
+            optimizer.step()
+
+        return Contender(choice, step, link)
+
+    own = task.optimizer(model)
+
+    def compute() -> None:
+        loss(model(x)).backward()
+
+    def alone() -> None:
+        own.zero_grad()
+        compute()
+        own.step()
+
+    about = f"{task_name}, {recorded.workload.parameters:,} parameters"
+    return Setup(
+        about, recorded, BucketSizes(nbytes, nbytes), contender, Contender("no communication", alone), compute
+    )
+
+
+def bucket_nbytes(numel: int) -> int:
+    """Some buckets, whatever the size of the model."""
+    return min(4 << 20, max(128 << 10, 4 * numel // 5))
+
+
+def compared(setup: Setup, order: Order) -> dict[str, Any]:
+    """The predictions, and then the measured steps."""
+    choices = [*PEERS, *order.strategies]
+    found = probe(
+        setup.step,
+        choices,
+        buckets=setup.buckets,
+        compute=setup.compute,
+        finalists=len(choices),
+        budget_s=order.budget_s,
+    )
+    predictions = predict(found, setup.step, buckets=setup.buckets)
+    advice = advise(found, predictions)
+    contenders = [setup.contender(each.choice) for each in predictions]
+    everyone = [*contenders, setup.alone]
+    progress = Progress(setup.model, "steps", len(everyone) * (WARMUP + order.steps))
+    interleave(everyone, steps=order.steps, warmup=WARMUP, progress=progress, transmitted=lambda: 0)
+    measured = {each.name: slowest(each.step_s) for each in contenders}
+    compute_s = median(slowest(setup.alone.step_s))
+    for each in contenders:
+        assert each.link is not None
+        each.link.close()
+    return {
+        "rate_bps": order.rate_bps,
+        "model": setup.model,
+        "parameters": setup.step.workload.parameters,
+        "compute_s": setup.step.compute_s,
+        "measured_compute_s": compute_s,  # the same steps without an exchange: apart from compute_s, the machine changed meanwhile
+        "drift": found.drift,
+        "probe_s": found.took_s,
+        "chosen": advice.winner.choice,
+        "verdict": advice.verdict,
+        "calibrations": [asdict(each) for each in found.calibrations],
+        "rows": [_row(each, measured[each.choice]) for each in predictions],
+    }
+
+
+def _row(prediction: Prediction, measured_s: list[float]) -> dict[str, Any]:
+    return {
+        "choice": prediction.choice,
+        "predicted_s": prediction.step_s,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "limited_by": prediction.limited_by,
+        "measured_s": median(measured_s),
+        "steps_s": measured_s,
+    }
+
+
+def main() -> None:
+    order = Order(
+        **{key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(sys.argv[1]).items()}
+    )
+    with joined():
+        say("ready")
+        time.sleep(1.0)  # the runner may put the ranks before other processes
+        for name in order.models:
+            make = partial(real, name) if name in BUILDERS else partial(replayed, name, order.rate_bps)
+            say("setup", **compared(make(), order))
+            gc.collect()  # models of a set-up must not outlive the process group
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

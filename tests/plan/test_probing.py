@@ -1,0 +1,93 @@
+"""A probe of real ranks: the same on all of them, predicted from as it is; wrong ones are refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from tacit.errors import ConfigError
+from tacit.plan.probing import check_steady, probe
+
+CHOICES = (
+    "DDP",
+    "DDP bf16",
+    "bf16",
+    "int8",
+    "hush",
+    "lowrank(4)",
+    "local(4) / none",
+    "local(4) / none / gossip",
+)
+
+
+def model(width=64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 8))
+
+
+def _planned(rank, world):
+    from tacit.plan import advise, predict, record_step
+    from tacit.plan.recorder import gradients_of
+
+    made, x = model(), torch.randn(16, 64, generator=torch.Generator().manual_seed(rank))
+    step = record_step(made, [x], optimizer=torch.optim.SGD(made.parameters(), lr=0.1), repeats=2)
+    made(x).square().mean().backward()
+    found = probe(
+        step, CHOICES, gradients=gradients_of(made), compute=lambda: made(x).mean().backward(), finalists=2
+    )
+    predictions = predict(found, step)
+    return found, step, predictions, advise(found, predictions).verdict
+
+
+def test_all_ranks_return_one_probe_and_one_advice(ranks):
+    results = ranks.run(2, _planned)
+    (found, step, predictions, verdict), other = results
+    assert (found, step, predictions, verdict) == other
+    assert (found.world, found.backend, found.device) == (2, "gloo", "cpu") and found.took_s < 30
+    assert [each.choice for each in found.costs[:3]] == ["DDP", "DDP bf16", "every / bf16 / allreduce"]
+    assert len(predictions) == len(CHOICES) and verdict.startswith("use ")
+    assert all(0 < each.low_s <= each.step_s <= each.high_s for each in predictions)
+    assert all(each.step_s > each.compute_s > 0 for each in predictions)
+    by_choice = {each.choice: each for each in predictions}
+    numel = step.workload.parameters
+    assert by_choice["DDP"].sent_nbytes == pytest.approx(4 * numel, rel=0.01)  # 2 (n - 1) / n of two ranks
+    assert by_choice["DDP bf16"].sent_nbytes == pytest.approx(2 * numel, rel=0.01)
+    calibrated = {each.choice for each in found.calibrations}
+    assert {"DDP", "DDP bf16", "every / bf16 / allreduce"} <= calibrated
+    errors = {each.choice: each.nmse for each in found.errors}
+    assert errors["every / bf16 / allreduce"] < 1e-4  # of the model's own gradients
+
+
+def _different(rank, world):
+    from tacit.errors import PairingError
+    from tacit.plan import record_step
+
+    step = record_step(model(32 if rank == 1 else 64), [torch.ones(2, 32 if rank == 1 else 64)], repeats=1)
+    with pytest.raises(
+        PairingError, match="rank 0 and rank 1 probe with different models; build the same model"
+    ):
+        probe(step, ["DDP"])
+    for budget_s in (0.0, 61.0):
+        with pytest.raises(ConfigError, match="a probe takes 1 to 60 seconds"):
+            probe(step, ["DDP"], budget_s=budget_s)
+    with pytest.raises(ConfigError, match="knows allreduce, sharded and gossip"):
+        probe(None, ["none / server"])
+    return True
+
+
+def test_ranks_with_different_models_are_refused(ranks):
+    assert ranks.run(2, _different) == [True, True]
+
+
+def test_links_that_changed_during_the_probe_are_refused():
+    check_steady([0.010, 0.011, 0.012], [0.013, 0.012, 0.011])
+    check_steady([0.010, 0.050], [0.030, 0.040])  # noise: the two overlap
+    with pytest.raises(
+        ConfigError,
+        match="links changed during the probe: an all-reduce of 262 kB took 10 ms at the start and 40 ms",
+    ):
+        check_steady([0.010, 0.010, 0.011], [0.040, 0.041, 0.039])
+
+
+def test_a_probe_without_ranks_is_refused():
+    with pytest.raises(ConfigError, match="there is none; start the ranks with torchrun"):
+        probe(None, ["DDP"])
