@@ -18,7 +18,7 @@ from toys import deep, train
 import tacit
 from tacit.cli import main
 from tacit.records import Recorder
-from tacit.report.following import HEAD_NBYTES, TAIL_NBYTES, Follower
+from tacit.report.following import HEAD_NBYTES, TAIL_NBYTES, RecordFollower
 from tacit.report.model.live import WINDOW
 
 INT8 = "every / int8(block=256) / sharded"
@@ -125,7 +125,7 @@ def test_of_a_training_that_was_started_again_the_last_counts_with_its_ranks(tmp
 def test_a_half_line_is_read_when_it_is_complete_and_other_lines_are_skipped(tmp_path):
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(b'\xff\xfe\n[1]\n{"kind": 3}\n{"kind": "step", "run": "a", "time": 1, "st')
-    follower = Follower(tmp_path)
+    follower = RecordFollower(tmp_path)
     assert list(follower.new()) == []
     with path.open("ab") as file:
         file.write(b'ep": 5}\n')
@@ -135,7 +135,7 @@ def test_a_half_line_is_read_when_it_is_complete_and_other_lines_are_skipped(tmp
 
 def test_a_replaced_file_and_a_new_one_are_read_from_their_beginning(tmp_path):
     write(tmp_path / "rank0.jsonl", 0, steps=3)
-    follower = Follower(tmp_path)
+    follower = RecordFollower(tmp_path)
     assert len(list(follower.new())) == 4
     (tmp_path / "rank0.jsonl").unlink()
     assert list(follower.new()) == []
@@ -149,7 +149,7 @@ def test_of_a_very_long_file_the_head_and_the_tail_are_read(tmp_path):
     line = json.dumps({"kind": "step", "run": "a", "time": 1, "filler": "x" * 900_000}).encode() + b"\n"
     count = (HEAD_NBYTES + TAIL_NBYTES) // len(line) + 20
     path.write_bytes(line * count)
-    found = list(Follower(path).new())
+    found = list(RecordFollower(path).new())
     assert 1 + TAIL_NBYTES // len(line) <= len(found) < count
 
 

@@ -48,12 +48,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 also where Ctrl-C ended it."""
-    from tacit.report.following import Follower
+    from tacit.report.following import RecordFollower
     from tacit.report.model.live import LiveTraining
 
     if not LEAST_S <= args.every <= MOST_S:
         raise ConfigError(f"--every {args.every:g}: give {LEAST_S:g} to {MOST_S:g} seconds")
-    follower, training = Follower(args.run), LiveTraining()
+    follower, training = RecordFollower(args.run), LiveTraining()
 
     def look() -> TrainingView:
         training.add(follower.new())

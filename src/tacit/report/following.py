@@ -22,7 +22,7 @@ MOST_FILES = 4096
 _CHUNK = 1 << 20
 
 
-class Follower:
+class RecordFollower:
     """The records of a file, or of all `*.jsonl` files of a folder, also of those that come later."""
 
     def __init__(self, path: Path):

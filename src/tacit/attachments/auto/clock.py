@@ -26,7 +26,7 @@ class StepClock:
         self._numels = {name: parameter.numel() for name, parameter in parameters.items()}
         self._name, self._device = type(module).__name__, device
         self._steps: list[_Timed] = []
-        self._now = _Timed()
+        self._now = _Timed(self._clock(), time.process_time())
         self._hooks: list[Any] = [
             module.register_forward_pre_hook(self._forward_begins),
             module.register_forward_hook(self._forward_ends),
@@ -68,7 +68,7 @@ class StepClock:
     def recorded(self) -> tuple[RecordedStep, list[float]]:
         """The step as far as this rank knows it, and forward and backward pass together of each; layers are parameters, in the model's
         order, which all ranks have alike."""
-        steps = [step for step in self._steps if step.began_at and step.arrived]
+        steps = [step for step in self._steps if step.arrived]
         if not steps:
             raise ConfigError("auto recorded no step: no gradient came in any of them; name a strategy")
         backward = [step.backward_s() for step in steps]
@@ -88,7 +88,7 @@ class _Timed:
     """Readings of one step; it begins where the last one's gradients were means. A compiled module calls no hooks of its forward pass:
     all before the first gradient then counts as the rest of the step."""
 
-    def __init__(self, began_at: float = 0.0, began_cpu_s: float = 0.0):
+    def __init__(self, began_at: float, began_cpu_s: float):
         self.began_at, self._began_cpu_s = began_at, began_cpu_s
         self.forward_at = self.backward_at = self.computed_at = self.cpu_s = 0.0
         self.arrived: dict[str, float] = {}  # in the order of time
