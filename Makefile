@@ -18,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-loopback bench-auto bench-plan bench-codec bench-error bench-accuracy chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-plan bench-auto bench-codec bench-error bench-accuracy chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -52,6 +52,9 @@ bench: $(READY)  ## run the short benchmarks: one JSON record a line
 
 bench-aggregator: $(READY)  ## the aggregator in the lab, against gloo and one server (about 3 minutes; kernel plane: root and clang)
 	@$(BIN)/python benchmarks/aggregator_lab.py $(ARGS)
+
+bench-clicks: $(READY)  ## the click model in shards and with codecs against plain DDP, 200 Mbit, 3 seeds (about 10 minutes)
+	@$(BIN)/python benchmarks/click_model.py $(ARGS)
 
 bench-loopback: $(READY)  ## what tacit costs where nothing can be won: loopback, against plain DDP
 	@$(BIN)/python benchmarks/loopback.py $(ARGS)

@@ -3,7 +3,8 @@
     python benchmarks/aggregator_plane.py            # or --table
 
 One core. Ranks take turns chunk by chunk, so with 4 ranks a packet is 1/4 of a write, 3/4 of an addition and 1/4 of a result
-that is copied out. Every round times the copy and all lane types one after another; medians, and the median of the ratios.
+that is copied out. Packets of rows go from each member to the next. Every round times the copy and all kinds one after another;
+medians, and the median of the ratios.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import numpy as np
 
 from tacit import _core
 from tacit.aggregator import LaneType, PacketKind, PlaneJob
-from tacit.aggregator.wire import CHUNKS, HEADER
+from tacit.aggregator.wire import CHUNKS, HEADER, ROWS_HEADER, RowsHeader, rows_room
 from tacit.records import host_facts
 
 LOWER: int = _core.WIRE_LOWER_NBYTES
@@ -33,6 +34,7 @@ class Load:
         self.plane.add_job(job.id, job.cookie, members, lanes, job.elements, 0, SLOTS, world, bytes(table))
         self.order = [(chunk, rank) for chunk in range(SLOTS) for rank in range(world)]
         self.sources = [members[rank] for _, rank in self.order]
+        self.nbytes, self.elements = job.data_nbytes, job.elements
         size = HEADER.size + job.data_nbytes
         self.frames = np.zeros((len(self.order), -(-(LOWER + size) // 64) * 64), np.uint8)
         self.packets = self.frames[:, LOWER : LOWER + size]
@@ -66,10 +68,34 @@ class Load:
         return (time.perf_counter_ns() - start) / len(self.order)
 
 
+class RowsLoad(Load):
+    """The same of rows."""
+
+    def __init__(self, mtu: int, world: int) -> None:
+        super().__init__(LaneType.U8, mtu, world)
+        self.nbytes, self.elements = rows_room(mtu), rows_room(mtu) // 4
+        size = HEADER.size + ROWS_HEADER.size + self.nbytes
+        self.frames = np.ones((len(self.order), -(-(LOWER + size) // 64) * 64), np.uint8)
+        self.packets = self.frames[:, LOWER : LOWER + size]
+        self.source = np.ascontiguousarray(self.packets[:, HEADER.size + ROWS_HEADER.size :])
+        self.copy = np.ones_like(self.source)
+
+    def next(self) -> None:
+        fields = RowsHeader(1 << 20, 0, self.first % CHUNKS, 0)
+        for row, (chunk, rank) in enumerate(self.order):
+            number = (self.first + chunk) % CHUNKS
+            packet = self.job.rows(rank, (rank + 1) % self.job.world, number, 0, fields, bytes(self.nbytes))
+            self.packets[row] = np.frombuffer(packet, np.uint8)
+        self.first += SLOTS
+
+
 def measure(rounds: int, world: int) -> list[dict[str, object]]:
-    loads = {(lanes, mtu): Load(lanes, mtu, world) for mtu in (1500, 9000) for lanes in LaneType}
-    plane: dict[tuple[LaneType, int], list[float]] = {key: [] for key in loads}
-    copy: dict[tuple[LaneType, int], list[float]] = {key: [] for key in loads}
+    loads: dict[tuple[str, int], Load] = {}
+    for mtu in (1500, 9000):
+        loads |= {(lanes.name, mtu): Load(lanes, mtu, world) for lanes in LaneType}
+        loads["ROWS", mtu] = RowsLoad(mtu, world)
+    plane: dict[tuple[str, int], list[float]] = {key: [] for key in loads}
+    copy: dict[tuple[str, int], list[float]] = {key: [] for key in loads}
     for _ in range(rounds):
         for key, load in loads.items():
             copy[key].append(load.copy_ns())
@@ -77,14 +103,14 @@ def measure(rounds: int, world: int) -> list[dict[str, object]]:
     return [
         {
             "benchmark": "aggregator plane",
-            "lanes": lanes.name,
+            "lanes": lanes,
             "mtu": mtu,
             "world": world,
-            "elements": load.job.elements,
-            "payload_nbytes": load.job.data_nbytes,
+            "elements": load.elements,
+            "payload_nbytes": load.nbytes,
             "ns_per_packet": round(statistics.median(plane[lanes, mtu]), 1),
-            "gbyte_per_s": round(load.job.data_nbytes / statistics.median(plane[lanes, mtu]), 2),
-            "elements_per_ns": round(load.job.elements / statistics.median(plane[lanes, mtu]), 2),
+            "gbyte_per_s": round(load.nbytes / statistics.median(plane[lanes, mtu]), 2),
+            "elements_per_ns": round(load.elements / statistics.median(plane[lanes, mtu]), 2),
             "copy_ns_per_packet": round(statistics.median(copy[lanes, mtu]), 1),
             "against_copy": round(
                 statistics.median(a / b for a, b in zip(plane[lanes, mtu], copy[lanes, mtu], strict=True)), 2

@@ -1,8 +1,9 @@
 // Mutated packets through the user-space plane, under ASan and UBSan: fuzz/run [packets] [seed].
 //
-// Ranks of some jobs, and parents of some, send what they should; most packets are then spoiled, cut,
-// stretched, replayed or sent from elsewhere. Each lies at the very end of its memory, so that a byte read
-// too far is caught. Jobs of all lane types and sizes come and go. The same seed gives the same packets.
+// Ranks and shards of some jobs, and parents of some, send what they should, rows among it; most packets are
+// then spoiled, cut, stretched, replayed or sent from elsewhere. Each lies at the very end of its memory, so
+// that a byte read too far is caught. Jobs of all lane types and sizes come and go. The same seed gives the
+// same packets.
 #include "../native/plane.h"
 
 #include <algorithm>
@@ -43,7 +44,7 @@ struct Random {  // splitmix64
     }
 };
 
-// A job, and where its ranks are.
+// A job, and where its members are.
 struct Playing {
     Job job;
     uint32_t chunk;
@@ -83,13 +84,20 @@ Playing some_job(Random& random, size_t index) {
     terms.quorum = uint8_t(random.one_in(2) ? world : 1 + int(random.below(uint64_t(world))));
     for (auto& entry : terms.table)
         entry = uint8_t(random.below(terms.lanes == 4 ? 256u / unsigned(world) : 256u));
-    for (int rank = 0; rank < world; ++rank)
-        job.members.push_back({uint32_t(0x0a000001 + 256 * index + unsigned(rank)), __u16(4000 + rank), 0});
+    if (random.one_in(2)) job.shards = random.below(1 + TACIT_MOST_RANKS - uint64_t(world));
+    for (int member = 0; member < world + int(job.shards); ++member)
+        job.members.push_back(
+            {uint32_t(0x0a000001 + 256 * index + unsigned(member)), __u16(4000 + member), 0});
+    if (job.shards && random.one_in(2)) job.members.back() = {};  // has not joined
     if (index > 1 && random.one_in(4)) {
         terms.below = uint8_t(world + int(random.below(uint64_t(256 - world))));
         terms.quorum = uint8_t(world);
     }
-    if (index == 0 || (index > 1 && random.one_in(3))) add_upstream(random, index, job);
+    if (index == 0 || (index > 1 && random.one_in(3))) {
+        job.members.resize(size_t(world));
+        job.shards = 0;
+        add_upstream(random, index, job);
+    }
     return playing;
 }
 
@@ -98,11 +106,37 @@ struct Packet {
     tacit_address from;
 };
 
+// What a member should send to another.
+void good_rows(Random& random, Playing& playing, const std::vector<uint8_t>& noise, Packet& packet) {
+    const Job& job = playing.job;
+    const uint32_t members = uint32_t(job.members.size());
+    tacit_header header{};
+    header.magic = TACIT_MAGIC | TACIT_LAYOUT;
+    header.kind = TACIT_KIND_ROWS;
+    header.chunk = uint32_t(random.next());
+    header.cookie = job.terms.cookie;
+    header.job = job.id;
+    header.rank = uint8_t(random.below(members));
+    header.world = uint8_t((header.rank + 1 + random.below(std::max(1u, members - 1))) % members);
+    if (!job.members.back().port && random.one_in(4)) header.world = uint8_t(members - 1);
+    header.lanes = random.one_in(4) ? TACIT_ROWS_ACK : 0;
+    header.place = __u16(random.next());
+    const uint32_t sizes[] = {0, 1, 16, 24, tacit_rows_room(1500), TACIT_MOST_ROWS};
+    header.nbytes = header.lanes ? __u16(0) : __u16(random.one_of(sizes));
+    packet.from = playing.member(header.rank);
+    const size_t nbytes = TACIT_ROWS_NBYTES + header.nbytes;
+    packet.bytes.resize(sizeof header + nbytes);
+    std::memcpy(packet.bytes.data(), &header, sizeof header);
+    std::memcpy(packet.bytes.data() + sizeof header, noise.data() + random.below(noise.size() - nbytes),
+                nbytes);
+}
+
 // What a rank should send.
 void good_packet(Random& random, Playing& playing, const std::vector<uint8_t>& noise, Packet& packet) {
     const Job& job = playing.job;
     const tacit_job& terms = job.terms;
-    const uint32_t window = terms.slots, world = uint32_t(job.members.size());
+    const uint32_t window = terms.slots, world = uint32_t(job.members.size() - job.shards);
+    if (random.one_in(5)) return good_rows(random, playing, noise, packet);
     if (random.one_in(2 * world)) ++playing.chunk;
     tacit_header header{};
     header.magic = TACIT_MAGIC | TACIT_LAYOUT;
@@ -112,7 +146,7 @@ void good_packet(Random& random, Playing& playing, const std::vector<uint8_t>& n
     header.cookie = terms.cookie;
     header.job = job.id;
     header.world = uint8_t(world);
-    header.rank = uint8_t(random.below(world));
+    header.rank = uint8_t(random.below(header.kind == TACIT_KIND_PROBE ? job.members.size() : world));
     header.lanes = terms.lanes;
     header.place = __u16(tacit_place_of(&terms, header.chunk));
     header.nbytes =
@@ -199,7 +233,9 @@ void spoil(Random& random, Packet& packet, const std::vector<Playing>& jobs) {
             bytes.resize(std::min<size_t>(edge, most_udp));
             [[fallthrough]];
         case 5:  // the header agrees with the size
-            change_header(packet, [&](tacit_header& h) { h.nbytes = __u16(bytes.size() - sizeof h); });
+            change_header(packet, [&](tacit_header& h) {
+                h.nbytes = __u16(bytes.size() - sizeof h - tacit_extra_nbytes(h.kind));
+            });
             break;
         case 6:
             packet.from = random.one_in(2) ? jobs[random.below(jobs.size())].member(random.next())
@@ -210,7 +246,7 @@ void spoil(Random& random, Packet& packet, const std::vector<Playing>& jobs) {
                 const Job& job = jobs[random.below(jobs.size())].job;
                 h.job = job.id;
                 h.cookie = job.terms.cookie;
-                h.world = uint8_t(job.members.size());
+                h.world = uint8_t(job.members.size() - job.shards);
                 if (random.one_in(2)) h.lanes = job.terms.lanes;
                 if (random.one_in(2)) h.place = __u16(tacit_place_of(&job.terms, h.chunk));
             });
@@ -227,6 +263,21 @@ void spoil(Random& random, Packet& packet, const std::vector<Playing>& jobs) {
         std::fprintf(stderr, "%02x", packet.bytes[i]);
     std::fprintf(stderr, "\n");
     std::exit(1);
+}
+
+// Rows leave as they came, for the member that they name.
+bool is_passed_on(const Answer& answer, const Packet& packet, const std::vector<Playing>& jobs) {
+    tacit_header h;
+    std::memcpy(&h, packet.bytes.data(), sizeof h);
+    for (const auto& [job, chunk] : jobs) {
+        if (job.id != h.job) continue;
+        const tacit_address to = job.members.at(h.world), from = job.members.at(h.rank);
+        return h.world != h.rank && h.cookie == job.terms.cookie && to.port && to.ip == answer.to.ip &&
+               to.port == answer.to.port && from.ip == packet.from.ip && from.port == packet.from.port &&
+               std::equal(answer.packet.begin(), answer.packet.end(), packet.bytes.begin(),
+                          packet.bytes.end());
+    }
+    return false;
 }
 
 // Whether an answer may go there: to a rank or the parent of the job that the packet names, or back where it
@@ -272,6 +323,7 @@ int main(int argc, char** argv) {
     Packet packet;
     packet.bytes.reserve(most_udp);
     const std::unique_ptr<uint8_t[]> memory(new uint8_t[most_udp]);
+    std::vector<uint8_t> sent(most_udp);
     Outbox out(1);
     uint64_t answers = 0, mutated = 0;
     const auto start = std::chrono::steady_clock::now();
@@ -302,11 +354,15 @@ int main(int argc, char** argv) {
         for (const auto& answer : out.answers()) {
             if (answer.packet.size() > TACIT_HEADER_NBYTES + TACIT_MOST_PAYLOAD)
                 fail("long answer", number, packet);
-            if (!may_go(answer, packet, jobs)) fail("an answer to a stranger", number, packet);
+            if (verdict == TACIT_COUNT_FORWARDED ? !is_passed_on(answer, packet, jobs)
+                                                 : !may_go(answer, packet, jobs))
+                fail("an answer to a stranger", number, packet);
         }
+        if (verdict == TACIT_COUNT_FORWARDED && out.answers().size() != 1)
+            fail("rows to many", number, packet);
         if (!out.answers().empty()) {  // read it all, too
             const auto answer = out.answers().front().packet;
-            std::memcpy(memory.get(), answer.data(), answer.size());
+            std::memcpy(sent.data(), answer.data(), answer.size());
         }
         if (verdict == TACIT_COUNT_WROTE) go_on(jobs, packet);
         answers += out.answers().size();

@@ -126,10 +126,11 @@ template <class SomePlane>
 void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
              std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
              std::int64_t quorum, nb::bytes table, std::int64_t below,
-             const std::optional<Upstream>& upstream) {
+             const std::optional<Upstream>& upstream, std::int64_t shards) {
     Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
     job.terms.below = narrow<std::uint8_t>("below", below);
     job.terms.upward = upstream.has_value();
+    job.shards = narrow<std::uint8_t>("shards", shards);
     if (upstream) {
         job.above = from_python(*upstream);
         job.segment_above = std::get<bool>(*upstream);
@@ -286,6 +287,14 @@ void describe_the_wire(nb::module_& m) {
         "wire_fields", [] { return std::vector<Field>{TACIT_FIELDS(TACIT_FIELD)}; },
         "Name, offset and bytes of every field of the header.");
 #undef TACIT_FIELD
+#define TACIT_FIELD(type, name, letter) letter
+    m.attr("WIRE_ROWS_FORMAT") = "<" TACIT_ROWS_FIELDS(TACIT_FIELD);
+#undef TACIT_FIELD
+#define TACIT_FIELD(type, name, letter) {#name, offsetof(tacit_rows, name), sizeof(type)},
+    m.def(
+        "wire_rows_fields", [] { return std::vector<Field>{TACIT_ROWS_FIELDS(TACIT_FIELD)}; },
+        "Name, offset and bytes of every field behind the header of a packet of rows.");
+#undef TACIT_FIELD
 #define TACIT_NUMBERED(name, number, text) {text, number},
     m.def("wire_kinds", [] { return Numbered{TACIT_KINDS(TACIT_NUMBERED)}; }, "Kinds of packets.");
     m.def("wire_lanes", [] { return Numbered{TACIT_LANE_TYPES(TACIT_NUMBERED)}; }, "Lane types.");
@@ -305,6 +314,8 @@ void describe_the_wire(nb::module_& m) {
     m.attr("WIRE_MOST_RANKS") = int(TACIT_MOST_RANKS);
     m.attr("WIRE_MOST_SLOTS") = int(TACIT_MOST_SLOTS);
     m.attr("WIRE_MOST_PAYLOAD") = int(TACIT_MOST_PAYLOAD);
+    m.attr("WIRE_MOST_ROWS") = int(TACIT_MOST_ROWS);
+    m.attr("WIRE_ROWS_ACK") = int(TACIT_ROWS_ACK);
     m.def(
         "wire_bits",
         [](std::uint32_t lanes) { return std::pair(tacit_bits_up(lanes), tacit_bits_down(lanes)); },
@@ -312,6 +323,8 @@ void describe_the_wire(nb::module_& m) {
     m.def(
         "wire_elements", [](std::uint32_t lanes, std::uint32_t mtu) { return tacit_elements(lanes, mtu); },
         "lanes"_a, "mtu"_a, "Elements that fit into one packet both ways.");
+    m.def("wire_rows_room", &tacit_rows_room, "mtu"_a,
+          "Bytes of a message that fit into one packet of rows.");
 }
 
 // What both planes have. `stats` and `add_job` wait for packets in hand, without the GIL.
@@ -320,6 +333,7 @@ void define_common(Class& plane) {
     plane
         .def("add_job", &add_job<SomePlane>, "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a,
              "first_slot"_a, "slots"_a, "quorum"_a, "table"_a, "below"_a = 0, "upstream"_a = nb::none(),
+             "shards"_a = 0,
              "Packets of the job are summed from now on; ValueError if it contradicts itself or another job.")
         .def("remove_job", &SomePlane::remove_job, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Forgets the job and its sums; its packets are answered with 'unknown'.")
@@ -339,7 +353,7 @@ void define_common(Class& plane) {
                 return stats_to_python(found);
             },
             "id"_a, nb::sig("def stats(self, id: int) -> dict[str, typing.Any]"),
-            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.");
+            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.");
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ std::span<const uint8_t> reply(tacit_header header, tacit_kind kind, Outbox& out
     return out.packet(header, {});
 }
 
-bool same(tacit_address a, tacit_address b) { return a.ip == b.ip && a.port == b.port; }
+// Nobody is at an address of zeros.
+bool same(tacit_address a, tacit_address b) { return tacit_is_there(&a) && a.ip == b.ip && a.port == b.port; }
 
 struct Cell {
     tacit_cell state{};
@@ -92,7 +93,7 @@ std::span<const uint8_t> Outbox::packet(const tacit_header& header, std::span<co
 // ---- jobs
 
 struct Plane::Active {
-    struct Rank {
+    struct Member {
         tacit_address address;
         std::atomic<uint64_t> packets = 0, last_ns = 0;
     };
@@ -101,7 +102,7 @@ struct Plane::Active {
     tacit_job terms;
     tacit_upstream above;
     bool segment_above;
-    std::vector<Rank> ranks;
+    std::vector<Member> members;
     std::vector<Cell> cells;
     size_t stride;  // bytes from the lanes of one cell to those of the next
     std::unique_ptr<uint8_t, decltype(&std::free)> lanes;
@@ -113,13 +114,13 @@ struct Plane::Active {
           terms(job.terms),
           above(job.above),
           segment_above(job.segment_above),
-          ranks(job.members.size()),
+          members(job.members.size()),
           cells(2 * size_t(terms.slots)),
           stride(round_up(terms.result_nbytes)),
           // Not filled: the first packet of a chunk writes, and only then does another read.
           lanes(static_cast<uint8_t*>(std::aligned_alloc(line, cells.size() * stride)), std::free) {
         if (!lanes) throw std::bad_alloc();
-        for (size_t rank = 0; rank < ranks.size(); ++rank) ranks[rank].address = job.members[rank];
+        for (size_t i = 0; i < members.size(); ++i) members[i].address = job.members[i];
     }
 
     uint8_t* lanes_of(size_t cell) { return lanes.get() + cell * stride; }
@@ -130,7 +131,7 @@ struct Plane::Active {
     }
 
     void answer_all(std::span<const uint8_t> packet, Outbox& out) {
-        for (const auto& rank : ranks) answer(packet, rank.address, out);
+        for (size_t rank = 0; rank < terms.world; ++rank) answer(packet, members[rank].address, out);
     }
 };
 
@@ -189,6 +190,8 @@ namespace {
 void check_upstream(const Job& job) {
     const tacit_job& terms = job.terms;
     const tacit_upstream& above = job.above;
+    if (job.shards)
+        refuse("shards=", job.shards, ": a job with a parent has none, since rows go through one plane");
     if (terms.quorum != job.members.size())
         refuse("quorum=", int(terms.quorum), ": a job with a parent waits for all of its ",
                job.members.size(), " ranks");
@@ -208,10 +211,12 @@ void check_upstream(const Job& job) {
 
 void Plane::add_job(const Job& job) {
     const tacit_job& terms = job.terms;
-    const size_t world = job.members.size(), first = terms.first_slot, end = first + terms.slots;
+    const size_t members = job.members.size(), world = members - std::min(job.shards, members);
+    const size_t first = terms.first_slot, end = first + terms.slots;
     if (jobs_[job.id]) refuse("job=", int(job.id), " is there already; remove it first");
-    if (world < 1 || world > TACIT_MOST_RANKS)
-        refuse("a job of ", world, " members: a slot knows 1 to ", int(TACIT_MOST_RANKS), " ranks");
+    if (world < 1 || members > TACIT_MOST_RANKS)
+        refuse("a job of ", members, " members, ", job.shards, " of them shards: 1 to ",
+               int(TACIT_MOST_RANKS), ", and at least one rank");
     if (terms.below && (terms.below < world || terms.quorum != world))
         refuse("ranks=", int(terms.below), " below ", world, " planes, quorum=", int(terms.quorum),
                ": not less ranks than planes, and all planes are waited for");
@@ -242,6 +247,7 @@ void Plane::add_job(const Job& job) {
                int(by_parent_[job.above.job]->id), " already");
     Job whole = job;
     whole.terms.world = uint8_t(world);
+    whole.terms.members = uint8_t(members);
     whole.terms.data_nbytes = __u16(terms.elements * tacit_bits_up(terms.lanes) / 8);
     whole.terms.result_nbytes = __u16(terms.elements * tacit_bits_down(terms.lanes) / 8);
     jobs_[job.id] = std::make_unique<Active>(whole);
@@ -298,12 +304,13 @@ tacit_count Plane::judge(std::span<const uint8_t> packet, tacit_address from, ui
 tacit_count Plane::judge(Active& job, tacit_header& header, std::span<const uint8_t> payload,
                          tacit_address from, uint64_t now_ns, Outbox& out) {
     if (const auto fault = tacit_check_member(&header, &job.terms)) return fault;
-    auto& rank = job.ranks[header.rank];
-    if (!same(from, rank.address)) return TACIT_COUNT_SOURCE;
+    auto& sender = job.members[header.rank];
+    if (!same(from, sender.address)) return TACIT_COUNT_SOURCE;
     if (const auto fault = tacit_check_kind(&header, &job.terms)) return fault;
-    count(rank.packets);
-    rank.last_ns.store(now_ns, std::memory_order_relaxed);
+    count(sender.packets);
+    sender.last_ns.store(now_ns, std::memory_order_relaxed);
     count(job.received_nbytes, sizeof header + payload.size());
+    if (header.kind == TACIT_KIND_ROWS) return pass_on(job, header, payload, out);
     const auto verdict =
         header.kind == TACIT_KIND_PROBE ? TACIT_COUNT_ECHOED : sum_up(job, header, payload, out);
     if (verdict == TACIT_COUNT_ECHOED) job.answer(reply(header, TACIT_KIND_ECHO, out), from, out);
@@ -347,9 +354,17 @@ tacit_count Plane::sum_up(Active& job, tacit_header& header, std::span<const uin
         event(job, TACIT_COUNT_COMPLETED);
         job.answer_all(result, out);
     } else {
-        job.answer(result, job.ranks[header.rank].address, out);
+        job.answer(result, job.members[header.rank].address, out);
     }
     return verdict;
+}
+
+tacit_count Plane::pass_on(Active& job, const tacit_header& header, std::span<const uint8_t> payload,
+                           Outbox& out) {
+    const tacit_address to = job.members[header.world].address;
+    if (!tacit_is_there(&to)) return TACIT_COUNT_UNREACHED;
+    job.answer({payload.data() - sizeof header, sizeof header + payload.size()}, to, out);
+    return TACIT_COUNT_FORWARDED;
 }
 
 // From the parent, says its header. No answer to what is wrong: two planes must not talk for ever.
@@ -384,13 +399,13 @@ Counts Plane::counts() const { return read(counts_); }
 JobStats Plane::stats(int id) const {
     const Active& job = find(id);
     JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, 0, {}};
-    for (const auto& rank : job.ranks) found.ranks.push_back({rank.packets, rank.last_ns, 0});
+    for (const auto& member : job.members) found.ranks.push_back({member.packets, member.last_ns, 0});
     for (const Cell& cell : job.cells) {
         const Lock lock(cell);
         if (!cell.state.seen || cell.state.done) continue;
         ++found.unfinished;
         found.above += cell.state.full;
-        for (size_t rank = 0; rank < job.ranks.size(); ++rank)
+        for (size_t rank = 0; rank < job.terms.world; ++rank)
             found.ranks[rank].missing += !(cell.state.seen >> rank & 1);
     }
     return found;

@@ -14,13 +14,15 @@
 
 namespace tacit {
 
-// What control tells a plane: `data_nbytes`, `result_nbytes` and `world` follow from the rest.
+// What control tells a plane: `data_nbytes`, `result_nbytes`, `world` and `members` of the terms follow from
+// the rest.
 struct Job {
     std::uint8_t id;
     tacit_job terms;
-    std::vector<tacit_address> members;  // by rank
+    std::vector<tacit_address> members;  // the ranks, then the shards; all zeros: has not joined
     tacit_upstream above{};              // if terms.upward
     bool segment_above = false;          // the parent takes runs of packets (UDP_SEGMENT)
+    std::size_t shards = 0;              // how many of the members
 };
 
 struct Answer {
@@ -29,7 +31,8 @@ struct Answer {
     bool segment = true;  // may leave in one message with others of its size to the same address
 };
 
-// The answers to a batch of packets. What they hold is a copy, so it may be sent while other threads go on.
+// The answers to a batch of packets. Sums are copies, so that they may be sent while other threads go on.
+// Rows are the packets themselves, which stay where they are until clear().
 class Outbox {
   public:
     explicit Outbox(std::size_t packets);  // that may be received between two clear()
@@ -61,7 +64,7 @@ struct JobStats {
     std::uint64_t received_nbytes, answered_nbytes;  // headers and payloads of members' packets
     std::uint32_t unfinished;                        // chunks that wait for somebody
     std::uint32_t above;                             // of them, those that wait for the parent
-    std::vector<RankStats> ranks;
+    std::vector<RankStats> ranks;                    // and shards, behind them
 };
 
 class Plane {
@@ -95,6 +98,8 @@ class Plane {
     tacit_count judge(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
                       tacit_address from, std::uint64_t now_ns, Outbox& out);
     tacit_count sum_up(Active& job, tacit_header& header, std::span<const std::uint8_t> payload, Outbox& out);
+    tacit_count pass_on(Active& job, const tacit_header& header, std::span<const std::uint8_t> payload,
+                        Outbox& out);
     tacit_count judge_result(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
                              tacit_address from, Outbox& out);
     void event(Active& job, tacit_count what);

@@ -17,6 +17,11 @@
 // A plane may be a rank of a job at another plane, its parent. A cell whose ranks are all in is then `full`,
 // not done: its sum goes up as data, and goes up again with each duplicate while it is full. The ranks are
 // the clock; a plane has none. The parent's result replaces the sum, completes the cell and goes to all.
+//
+// Rows touch no cell. A packet from one member of a job to another, each of them a rank or a shard, is
+// checked like all others (tacit_check_packet, tacit_check_member, source, tacit_check_kind), and then passed
+// on unchanged to the receiver's address, if there is one. No answer is longer than what came, and none goes
+// to anybody who is not in the job.
 #pragma once
 
 #include "wire.h"
@@ -29,10 +34,12 @@
     X(ECHOED, "echoed")       /* a probe */                                                    \
     X(SETTLED, "settled")     /* a quorum was summed up; the result went to all */             \
     X(ANSWERED, "answered")   /* the parent's result; it went to all */                        \
+    X(FORWARDED, "forwarded") /* rows, passed on to another member */                          \
     X(DUPLICATE, "duplicate") /* dropped, as are all that follow: already in the sum */        \
     X(EARLY, "early")         /* a settle without a quorum */                                  \
     X(STALE, "stale")         /* late or replayed: its cell holds a later chunk; told so */    \
     X(LATE, "late")           /* a result of the parent that nobody waits for any more */      \
+    X(UNREACHED, "unreached") /* rows for a member that has not joined */                      \
     X(SHORT, "short")         /* no whole header */                                            \
     X(MAGIC, "magic")         /* not ours */                                                   \
     X(LAYOUT, "layout")       /* ours, in another version of the layout */                     \
@@ -71,9 +78,9 @@ struct tacit_job {
     __u16 data_nbytes, result_nbytes;
     __u8 world, quorum;  // a settle needs `quorum` ranks; if that is the world, nobody is left out
     __u8 lanes;
-    __u8 below;   // its ranks are planes, which have so many below them; 0: they are not
-    __u8 upward;  // it has an upstream
-    __u8 unused;
+    __u8 below;    // its ranks are planes, which have so many below them; 0: they are not
+    __u8 upward;   // it has an upstream
+    __u8 members;  // the ranks, and behind them shards, which are in no sum
     __u8 table[TACIT_TABLE_ENTRIES];
 };
 
@@ -124,23 +131,37 @@ TACIT_INLINE __u32 tacit_lanes_above(const struct tacit_job* job) {
 TACIT_INLINE enum tacit_count tacit_check_packet(const struct tacit_header* h, __u32 payload_nbytes) {
     if ((h->magic & 0xf0) != TACIT_MAGIC) return TACIT_COUNT_MAGIC;
     if ((h->magic & 0x0f) != TACIT_LAYOUT) return TACIT_COUNT_LAYOUT;
-    if (h->nbytes > payload_nbytes) return TACIT_COUNT_TRUNCATED;
-    if (h->nbytes < payload_nbytes) return TACIT_COUNT_OVERSIZED;
-    if (h->kind != TACIT_KIND_DATA && h->kind != TACIT_KIND_PROBE && h->kind != TACIT_KIND_SETTLE)
+    const __u32 nbytes = tacit_extra_nbytes(h->kind) + h->nbytes;
+    if (nbytes > payload_nbytes) return TACIT_COUNT_TRUNCATED;
+    if (nbytes < payload_nbytes) return TACIT_COUNT_OVERSIZED;
+    if (h->kind != TACIT_KIND_DATA && h->kind != TACIT_KIND_PROBE && h->kind != TACIT_KIND_SETTLE &&
+        h->kind != TACIT_KIND_ROWS)
         return TACIT_COUNT_KIND;
     return TACIT_FINE;
 }
 
-// After TACIT_FINE, `rank` is below `world`, and so below TACIT_MOST_RANKS.
+// After TACIT_FINE, `rank` is below `members`, and so below TACIT_MOST_RANKS; in rows, so is `world`. Shards
+// send rows and probes.
 TACIT_INLINE enum tacit_count tacit_check_member(const struct tacit_header* h, const struct tacit_job* job) {
+    const int rows = h->kind == TACIT_KIND_ROWS;
     if (h->cookie != job->cookie) return TACIT_COUNT_COOKIE;
-    if (h->world != job->world) return TACIT_COUNT_WORLD;
-    if (h->rank >= job->world) return TACIT_COUNT_RANK;
+    if (rows ? h->world >= job->members || h->world == h->rank : h->world != job->world)
+        return TACIT_COUNT_WORLD;
+    if (h->rank >= (rows || h->kind == TACIT_KIND_PROBE ? job->members : job->world)) return TACIT_COUNT_RANK;
     return TACIT_FINE;
+}
+
+// Whether the member has joined, so that packets come from it and go to it.
+TACIT_INLINE int tacit_is_there(const struct tacit_address* member) { return member->ip || member->port; }
+
+TACIT_INLINE enum tacit_count tacit_check_rows(const struct tacit_header* h) {
+    if (h->lanes & ~TACIT_ROWS_ACK) return TACIT_COUNT_LANES;
+    return h->nbytes > (h->lanes & TACIT_ROWS_ACK ? 0 : TACIT_MOST_ROWS) ? TACIT_COUNT_LENGTH : TACIT_FINE;
 }
 
 // A probe has no place; its chunk is whatever the sender likes to see again.
 TACIT_INLINE enum tacit_count tacit_check_kind(const struct tacit_header* h, const struct tacit_job* job) {
+    if (h->kind == TACIT_KIND_ROWS) return tacit_check_rows(h);
     // A plane may say that a lane met its limit below it; every rank, that it has more to send.
     const __u32 flags = TACIT_MORE | (job->below ? TACIT_SATURATED : 0);
     const __u32 lanes = h->kind == TACIT_KIND_DATA ? h->lanes & ~flags : h->lanes;

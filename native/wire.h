@@ -56,6 +56,9 @@ enum {
     TACIT_TABLE_ENTRIES = 16,      // an index has 4 bits
     TACIT_ELEMENTS_MULTIPLE = 8,   // so that every payload is whole 32-bit words
     TACIT_IP_UDP_NBYTES = 20 + 8,  // what counts against the MTU beside the header
+    TACIT_ROWS_NBYTES = 16,        // struct tacit_rows
+    TACIT_MOST_ROWS = TACIT_MOST_PAYLOAD - TACIT_ROWS_NBYTES,
+    TACIT_ROWS_ACK = 0x01,  // in `lanes` of rows: an acknowledgement alone, without a payload
 };
 
 TACIT_ASSERT(sizeof(struct tacit_header) == TACIT_HEADER_NBYTES, "the header");
@@ -69,13 +72,40 @@ TACIT_ASSERT((TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES) % 64 == 0, "the payload"
     X(ECHO, 4, "echo")       /* plane to rank: a probe, returned */                             \
     X(SETTLE, 5, "settle")   /* rank to plane: sum up those who came, if they are a quorum */   \
     X(UNKNOWN, 6, "unknown") /* plane to sender: who are you? No such job, or not its cookie */ \
-    X(STALE, 7, "stale")     /* plane to rank: its chunk has made way for a later one */
+    X(STALE, 7, "stale")     /* plane to rank: its chunk has made way for a later one */        \
+    X(ROWS, 8, "rows")       /* member to member, passed on by the plane as it is */
+
+// Rows: a flow of messages from one member of a job to another. Members are the ranks, and behind them
+// shards, which are in no sum. `chunk` is the packet's number in its flow (of an acknowledgement alone:
+// unused), `world` the member that receives it, `rank` the one that sends it, `lanes` 0 or TACIT_ROWS_ACK,
+// `place` the number of the message in its flow, mod 2^16. Then these 16 bytes, then `nbytes` of payload.
+//
+// The plane passes a packet on as it is, or drops it. Packets of one flow may overtake each other: those that
+// come in together leave sorted by length.
+#define TACIT_ROWS_FIELDS(X)                                                                      \
+    X(__u32, length, "I") /* of the whole message, in bytes */                                    \
+    X(__u32, offset, "I") /* of this payload in it */                                             \
+    X(__u32, next, "I")   /* whose sender has all packets of the opposite flow before this one */ \
+    X(__u32, also, "I")   /* bit i: and number next + 1 + i */
+
+struct tacit_rows {
+#define TACIT_FIELD(type, name, letter) type name;
+    TACIT_ROWS_FIELDS(TACIT_FIELD)
+#undef TACIT_FIELD
+} __attribute__((packed, aligned(2)));
+
+TACIT_ASSERT(sizeof(struct tacit_rows) == TACIT_ROWS_NBYTES, "rows");
+// In a frame, what is 16-aligned in the message is 16-aligned here.
+TACIT_ASSERT((TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES + TACIT_ROWS_NBYTES) % 16 == 0, "rows' payload");
 
 enum tacit_kind {
 #define TACIT_KIND(name, number, text) TACIT_KIND_##name = number,
     TACIT_KINDS(TACIT_KIND)
 #undef TACIT_KIND
 };
+
+// What a packet of this kind has between its header and what `nbytes` counts.
+TACIT_INLINE __u32 tacit_extra_nbytes(__u32 kind) { return kind == TACIT_KIND_ROWS ? TACIT_ROWS_NBYTES : 0; }
 
 #define TACIT_LANE_TYPES(X)                                                                    \
     X(U8, 1, "u8")               /* unsigned, saturating */                                    \
@@ -125,6 +155,14 @@ TACIT_INLINE __u32 tacit_elements(__u32 lanes, __u32 mtu) {
     __u32 nbytes = mtu > overhead ? mtu - overhead : 0;
     if (nbytes > TACIT_MOST_PAYLOAD) nbytes = TACIT_MOST_PAYLOAD;
     return bits ? nbytes * 8 / bits / TACIT_ELEMENTS_MULTIPLE * TACIT_ELEMENTS_MULTIPLE : 0;
+}
+
+// Bytes of a message that fit into a packet of rows on a path of this MTU: 1424 at 1500, 3424 at 3500, 8928
+// at 9000. 0 if nothing does.
+TACIT_INLINE __u32 tacit_rows_room(__u32 mtu) {
+    const __u32 overhead = TACIT_IP_UDP_NBYTES + TACIT_HEADER_NBYTES + TACIT_ROWS_NBYTES;
+    const __u32 nbytes = mtu > overhead ? (mtu - overhead) / 16 * 16 : 0;
+    return nbytes < TACIT_MOST_ROWS ? nbytes : TACIT_MOST_ROWS;
 }
 
 // Whether chunk a comes after chunk b. Right as long as they are less than 2^31 apart.

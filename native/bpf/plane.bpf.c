@@ -6,7 +6,7 @@
 // tc, on the way into every port, judges a packet and sends the answers through the ports' queues, so that
 // shaping applies to them. XDP, in the driver, judges too: most packets are added and not answered, and never
 // become an skb. What has to be answered it marks as judged and passes on to tc, which stands behind it on
-// the same port; what it cannot reach into (jumbo frames in several buffers) it passes on as it is.
+// the same port; what it cannot reach into (jumbo frames in several buffers) and rows it passes on as they are.
 //
 // Everything that is not a whole UDP packet to the plane's own address and port goes on its way untouched.
 // clang-format off: the others need the types of the first
@@ -199,9 +199,15 @@ static __always_inline struct member* member_of(struct job* job, const struct pa
     return &job->members[packet->head.frame.tacit.rank & (TACIT_MOST_RANKS - 1)];
 }
 
+// Of rows.
+static __always_inline struct member* receiver_of(struct job* job, const struct packet* packet) {
+    return &job->members[packet->head.frame.tacit.world & (TACIT_MOST_RANKS - 1)];
+}
+
 static __always_inline bool comes_from(const struct packet* packet, const struct member* member) {
     const struct lower* const lower = &packet->head.frame.lower;
-    return lower->ip.saddr == member->address.ip && lower->udp.source == member->address.port;
+    return tacit_is_there(&member->address) && lower->ip.saddr == member->address.ip &&
+           lower->udp.source == member->address.port;
 }
 
 static __always_inline struct path path_of(const struct packet* packet) {
@@ -471,6 +477,12 @@ static __always_inline enum tacit_count judge_member(struct job* job, struct pac
         packet->answer = TACIT_KIND_ECHO;
         return TACIT_COUNT_ECHOED;
     }
+    if (header->kind == TACIT_KIND_ROWS) {
+        // Whoever has not joined, or not sent anything yet, cannot be found.
+        if (!receiver_of(job, packet)->path.ifindex) return TACIT_COUNT_UNREACHED;
+        packet->answer = TACIT_KIND_ROWS;
+        return TACIT_COUNT_FORWARDED;
+    }
     if (header->kind == TACIT_KIND_DATA) learn_newest(member, header);
     const enum tacit_count verdict = sum_up(job, packet, where);
     if (!packet->answer && header->kind == TACIT_KIND_DATA && take_owed(member, &job->terms, header))
@@ -534,7 +546,8 @@ static __always_inline __u32 halves(__u32 word) { return (word & 0xffff) + (word
 // Turns the head of a packet into that of an answer, apart from what address_to() fills in.
 static __always_inline void turn_round(struct frame* frame) {
     struct lower* const lower = &frame->lower;
-    const __u32 udp_nbytes = sizeof(struct udphdr) + TACIT_HEADER_NBYTES + frame->tacit.nbytes;
+    const __u32 udp_nbytes = sizeof(struct udphdr) + TACIT_HEADER_NBYTES +
+                             tacit_extra_nbytes(frame->tacit.kind) + frame->tacit.nbytes;
     lower->ip.tos = 0;
     lower->ip.tot_len = bpf_htons(sizeof(struct iphdr) + udp_nbytes);
     lower->ip.id = 0;
@@ -689,7 +702,49 @@ __noinline int answer(struct __sk_buff* skb, struct packet* packet) {
     return bpf_redirect(packet->ifindex, 0);
 }
 
+// The checksum of a packet of which nothing but addresses and ports has changed. What the sender has computed
+// protects the rows until they are there: nobody in between computes it anew.
+static __always_inline __u16 adjusted(__u16 check, const struct lower* before, const struct lower* after) {
+    const __u32 old = halves(~before->ip.saddr) + halves(~before->ip.daddr) + (__u16)~before->udp.source +
+                      (__u16)~before->udp.dest;
+    const __u32 new = halves(after->ip.saddr) + halves(after->ip.daddr) + after->udp.source + after->udp.dest;
+    const __u16 found = ~fold((__u16)~check + old + new);
+    return found ? found : 0xffff;  // 0 says that there is none
+}
+
+// Rows go to their receiver in the packet that they came in.
+__noinline int pass_on(struct __sk_buff* skb, struct packet* packet) {
+    if (!packet) return TC_ACT_SHOT;
+    struct frame* const frame = &packet->head.frame;
+    struct job* const job = find_job(frame->tacit.job);
+    struct counters* const own = counters_of(frame->tacit.job);
+    if (!job || !own) return TC_ACT_SHOT;  // it has just been removed
+    const struct member* const to = receiver_of(job, packet);
+    const __u32 nbytes = TACIT_HEADER_NBYTES + TACIT_ROWS_NBYTES + frame->tacit.nbytes;
+    if (skb->len != TACIT_LOWER_NBYTES + nbytes && bpf_skb_change_tail(skb, TACIT_LOWER_NBYTES + nbytes, 0))
+        return fail(own);
+    const struct lower before = frame->lower;
+    const bool left = checksum_is_left(skb);
+    turn_round(frame);
+    address_to(frame, &to->path, to->address.ip, to->address.port, left);
+    if (!left && before.udp.check) {
+        const struct iphdr* const ip = &frame->lower.ip;
+        frame->lower.udp.check = adjusted(before.udp.check, &before, &frame->lower);
+        // Of a device's own sum over the packet, if it came with one.
+        bpf_csum_update(skb, halves(before.ip.saddr) + halves(before.ip.daddr) + halves(~ip->saddr) +
+                                 halves(~ip->daddr));
+    }
+    if (!write_head(skb, &packet->head)) return fail(own);
+    own->answered_nbytes += nbytes;
+    return bpf_redirect(to->path.ifindex, 0);
+}
+
 // ---- entry points
+
+// Whether the first `nbytes` can be read.
+static __always_inline bool reach(struct __sk_buff* skb, __u32 nbytes) {
+    return skb->data_end - skb->data >= nbytes || !bpf_skb_pull_data(skb, nbytes);
+}
 
 SEC("tc")
 int tacit_tc(struct __sk_buff* skb) {
@@ -711,8 +766,14 @@ int tacit_tc(struct __sk_buff* skb) {
         count(NO_JOB, verdict);
         return TC_ACT_SHOT;
     }
-    const __u32 most = FRAME_NBYTES + settings.most_nbytes, wanted = nbytes < most ? nbytes : most;
-    if (end - data < wanted && bpf_skb_pull_data(skb, wanted)) return TC_ACT_SHOT;
+    if (!reach(skb, FRAME_NBYTES)) return TC_ACT_SHOT;
+    data = (void*)(long)skb->data;
+    end = (void*)(long)skb->data_end;
+    if (data + FRAME_NBYTES > end) return TC_ACT_SHOT;
+    const __u32 most = FRAME_NBYTES + settings.most_nbytes;
+    const bool rows = ((const struct frame*)data)->tacit.kind == TACIT_KIND_ROWS;
+    // The payload of rows may stay where it is.
+    if (!rows && !reach(skb, nbytes < most ? nbytes : most)) return TC_ACT_SHOT;
     data = (void*)(long)skb->data;
     end = (void*)(long)skb->data_end;
     if (data + FRAME_NBYTES > end) return TC_ACT_SHOT;
@@ -720,10 +781,13 @@ int tacit_tc(struct __sk_buff* skb) {
     struct packet packet = {.ifindex = skb->ifindex, .payload_nbytes = nbytes - FRAME_NBYTES};
     copy_head(&packet.head, data);
     const __u8 kind = packet.head.frame.tacit.kind;
-    if (settings.behind_xdp && kind & JUDGED)
+    if (settings.behind_xdp && kind & JUDGED && kind != (JUDGED | TACIT_KIND_ROWS)) {
         packet.answer = kind & ~JUDGED;
-    else
+        packet.head.frame.tacit.kind = packet.answer == TACIT_KIND_ECHO ? TACIT_KIND_PROBE : TACIT_KIND_DATA;
+    } else {
         judge_skb(skb, &packet);
+    }
+    if (packet.answer == TACIT_KIND_ROWS) return pass_on(skb, &packet);
     return packet.answer ? answer(skb, &packet) : TC_ACT_SHOT;
 }
 
@@ -734,6 +798,7 @@ int tacit_xdp(struct xdp_md* context) {
     const __u32 nbytes = ETH_HLEN + sizeof(struct iphdr) + bpf_ntohs(((const struct lower*)data)->udp.len);
     // What is short, or not whole in this buffer, is for tc to look at.
     if (nbytes < FRAME_NBYTES || nbytes > end - data || data + FRAME_NBYTES > end) return XDP_PASS;
+    if (((const struct frame*)data)->tacit.kind == TACIT_KIND_ROWS) return XDP_PASS;  // who sends it, judges it
 
     struct packet packet = {.ifindex = context->ingress_ifindex, .payload_nbytes = nbytes - FRAME_NBYTES};
     copy_head(&packet.head, data);

@@ -215,6 +215,13 @@ WIRE_FORMAT: str = '<BBIQBBBBHH'
 def wire_fields() -> list[tuple[str, int, int]]:
     """Name, offset and bytes of every field of the header."""
 
+WIRE_ROWS_FORMAT: str = '<IIII'
+
+def wire_rows_fields() -> list[tuple[str, int, int]]:
+    """
+    Name, offset and bytes of every field behind the header of a packet of rows.
+    """
+
 def wire_kinds() -> list[tuple[str, int]]:
     """Kinds of packets."""
 
@@ -245,6 +252,10 @@ WIRE_MOST_SLOTS: int = 32768
 
 WIRE_MOST_PAYLOAD: int = 8944
 
+WIRE_MOST_ROWS: int = 8928
+
+WIRE_ROWS_ACK: int = 1
+
 def wire_bits(lanes: int) -> tuple[int, int]:
     """
     Bits of an element on the way up and on the way down; 0, 0 for no lane type.
@@ -252,6 +263,9 @@ def wire_bits(lanes: int) -> tuple[int, int]:
 
 def wire_elements(lanes: int, mtu: int) -> int:
     """Elements that fit into one packet both ways."""
+
+def wire_rows_room(mtu: int) -> int:
+    """Bytes of a message that fit into one packet of rows."""
 
 class Plane:
     """The aggregator's user-space plane, without sockets."""
@@ -266,7 +280,7 @@ class Plane:
         How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
         """
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -282,7 +296,7 @@ class Plane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
         """
 
 class UdpPlane:
@@ -310,7 +324,7 @@ class UdpPlane:
     def now_ns() -> int:
         """The clock of `last_ns`."""
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -326,7 +340,7 @@ class UdpPlane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by rank.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
         """
 
 class AggregatorClient:

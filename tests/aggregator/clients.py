@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from tacit.aggregator.spec import Address, Answers, PlaneJob
+from tacit.aggregator.spec import NOBODY, Address, Answers, PlaneJob
 from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, MORE, Header, LaneType, PacketKind
 from tacit.codecs.tables import clamp_at, stochastic_table
 
@@ -21,13 +21,24 @@ def some_job(
     first_slot: int = 8,
     slots: int = 4,
     quorum: int = 0,
+    shards: int = 0,
+    absent: int = 0,
 ) -> PlaneJob:
-    """A job whose members live at 10.0.<id>.<rank + 1>."""
-    members = tuple((f"10.0.{id}.{rank + 1}", 4000 + rank) for rank in range(world))
+    """A job whose members live at 10.0.<id>.<rank + 1>; the last `absent` of its shards have not joined."""
+    present = world + shards - absent
+    members = tuple((f"10.0.{id}.{rank + 1}", 4000 + rank) for rank in range(present)) + (NOBODY,) * absent
     table = THC_TABLE if lanes.indexed else (0,) * 16
     cookie = 0x1122334455667788 + id
     return PlaneJob(
-        id, cookie, members, lanes, elements, range(first_slot, first_slot + slots), table, quorum
+        id,
+        cookie,
+        members,
+        lanes,
+        elements,
+        range(first_slot, first_slot + slots),
+        table,
+        quorum,
+        shards=shards,
     )
 
 

@@ -4,6 +4,7 @@ Everything happens in network namespaces without a name, which end with the thre
 """
 
 import ctypes
+import fcntl
 import os
 import socket
 import struct
@@ -11,13 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pyroute2 import IPRoute
 
 from tacit.aggregator.planes import bpf
 from tacit.aggregator.planes.kernel_plane import KernelPlane
-from tacit.aggregator.spec import Address, Answers, PlaneJob
+from tacit.aggregator.spec import NOBODY, Address, Answers, PlaneJob
 from tacit.aggregator.wire import HEADER, MAGIC, Header, PacketKind
 from tacit.lab.network.namespaces import NEWNET, setns, unshare
 
@@ -179,9 +181,11 @@ class WiredPlane:
 
     def add_job(self, job: PlaneJob) -> None:
         self.plane.add_job(job)
-        for rank, member in enumerate(job.members):
+        present = [(rank, member) for rank, member in enumerate(job.members) if member != NOBODY]
+        for rank, member in present:
             self.wire.exchange(job.packet(PacketKind.PROBE, 0, rank), member)
-        self.before["echoed"] += job.world
+        self.before["echoed"] += len(present)
+        self.probes[job.id] = len(present)
 
     def remove_job(self, id: int) -> None:
         self.plane.remove_job(id)
@@ -194,7 +198,7 @@ class WiredPlane:
 
     def counted_of(self, job: int) -> dict[str, int]:
         stats = self.plane.stats(job)
-        return stats.counts | {"echoed": stats.counts["echoed"] - len(stats.ranks)}
+        return stats.counts | {"echoed": stats.counts["echoed"] - self.probes[job]}
 
 
 # ---- a switch
@@ -251,6 +255,34 @@ class Switch:
     def __exit__(self, *error: object) -> None:
         for fd in (self.network, *self.networks):
             os.close(fd)
+
+
+@contextmanager
+def served(
+    ranks: int, *, mtu: int = 1500, entry: Entry = "tc", slots: int = 64
+) -> Iterator[tuple[Switch, KernelPlane]]:
+    """A switch, and a plane on its ports."""
+    with Switch(ranks, mtu) as switch:
+        plane = switch.inside(
+            lambda: KernelPlane((switch.host, 0), switch.ports, slots=slots, entry=entry, mtu=mtu)
+        )
+        with plane:
+            yield switch, plane
+
+
+def compute_checksums(name: str) -> None:
+    """Turns off that this interface leaves them to whoever comes after it."""
+    turned_off = bytearray(struct.pack("=II", 0x17, 0))  # ETHTOOL_STXCSUM
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        where = (ctypes.c_char * len(turned_off)).from_buffer(turned_off)
+        fcntl.ioctl(any_socket, 0x8946, struct.pack("=16sQ8x", name.encode(), ctypes.addressof(where)))
+
+
+def bad_checksums() -> int:
+    """Of UDP packets that came to this network namespace."""
+    lines = Path("/proc/thread-self/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Udp:"))
+    return int(values[names.index("InCsumErrors")])
 
 
 # ---- without a link: packets handed to the program
@@ -319,3 +351,4 @@ class HandedPlane(WiredPlane):
         self.wire = HandedPlane.Hand(slots)
         self.plane = self.wire.plane
         self.before = self._counts()
+        self.probes = {}

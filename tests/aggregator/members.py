@@ -13,7 +13,7 @@ from tacit.aggregator import LaneType, PlaneJob, UserPlane
 from tacit.aggregator.client.membership import Membership, Terms
 from tacit.aggregator.control.server import ControlServer
 from tacit.aggregator.spec import Address
-from tacit.aggregator.wire import PacketKind
+from tacit.aggregator.wire import PacketKind, RowsHeader
 from tacit.errors import ConfigError
 
 HERE: Address = ("127.0.0.1", 0)
@@ -21,9 +21,9 @@ SECRET = "correct horse battery staple"
 
 
 def some_terms(
-    name: str = "run", world: int = 3, slots: int = 8, quorum: int = 0, elements: int = 40
+    name: str = "run", world: int = 3, slots: int = 8, quorum: int = 0, elements: int = 40, shards: int = 0
 ) -> Terms:
-    return Terms(name, world, LaneType.I32, elements, slots, quorum=quorum)
+    return Terms(name, world, LaneType.I32, elements, slots, quorum=quorum, shards=shards)
 
 
 def until(holds: Callable[[], object], seconds: float = 30) -> None:
@@ -72,15 +72,22 @@ class Rank:
         payload = bytes(self.job.data_nbytes) if kind is PacketKind.DATA else b""
         self.socket.sendto(self.job.packet(kind, chunk, self.membership.rank, payload), self.membership.plane)
 
+    def send_rows(self, receiver: int, payload: bytes = b"rows", message: int = 0) -> bytes:
+        rows = RowsHeader(len(payload), 0, 0, 0)
+        packet = self.job.rows(self.membership.rank, receiver, 0, message, rows, payload)
+        self.socket.sendto(packet, self.membership.plane)
+        return packet
+
 
 @contextmanager
 def joined(
     control: Address, terms: Terms, secret: str = SECRET, timeout_s: float = 30, host: str = "127.0.0.1"
 ) -> Iterator[list[Rank]]:
-    """All ranks of a job; they leave at the end, if they have not yet."""
+    """All ranks of a job, and its shards behind them; they leave at the end, if they have not yet."""
     with ExitStack() as opened:
         sockets = [
-            opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(terms.world)
+            opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            for _ in range(terms.members)
         ]
         found: dict[int, Membership] = {}
         errors: list[BaseException] = []
@@ -96,7 +103,7 @@ def joined(
         for own in sockets:
             own.bind((host, 0))
             own.settimeout(30)
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(terms.world)]
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(terms.members)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -105,7 +112,7 @@ def joined(
             opened.callback(membership.leave)
         if errors:
             raise errors[0]
-        yield [Rank(found[rank], sockets[rank]) for rank in range(terms.world)]
+        yield [Rank(found[rank], sockets[rank]) for rank in range(terms.members)]
 
 
 def sum_exactly(ranks: list[Rank], chunks: int, seed: int, first_chunk: int = 0) -> None:

@@ -41,7 +41,7 @@ class NativePlane:
 
     def add_job(self, job: PlaneJob) -> None:
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
-        self._core.add_job(job.id, job.cookie, job.members, *terms, job.below, upstream_of(job))
+        self._core.add_job(job.id, job.cookie, job.members, *terms, job.below, upstream_of(job), job.shards)
 
     def remove_job(self, id: int) -> None:
         self._core.remove_job(id)

@@ -11,12 +11,17 @@ from tacit.aggregator.wire import (
     HEADER,
     MAGIC,
     MOST_PAYLOAD,
+    MOST_ROWS,
+    ROWS_ACK,
+    ROWS_HEADER,
     SATURATED,
     VERSION,
     Header,
     LaneType,
     PacketKind,
+    RowsHeader,
     after,
+    rows_room,
 )
 
 GOLDEN = {  # magic kind chunk cookie job world rank lanes place nbytes
@@ -27,14 +32,17 @@ GOLDEN = {  # magic kind chunk cookie job world rank lanes place nbytes
     PacketKind.SETTLE: "a1 05 efbeadde 8877665544332211 03 04 02 05 0980 0000",
     PacketKind.UNKNOWN: "a1 06 efbeadde 8877665544332211 03 04 02 05 0980 0000",
     PacketKind.STALE: "a1 07 efbeadde 8877665544332211 03 04 02 05 0980 0000",
+    PacketKind.ROWS: "a1 08 efbeadde 8877665544332211 03 04 02 01 0980 2800",
 }
+ROWS = "00000400 40060000 78563412 05000080"  # length offset next also
 
 
 @pytest.mark.parametrize("kind", PacketKind, ids=lambda kind: kind.name)
 def test_every_kind_has_these_bytes(kind):
     place = 0 if kind in (PacketKind.PROBE, PacketKind.ECHO) else 9 | VERSION
-    nbytes = {PacketKind.DATA: 40, PacketKind.RESULT: 160}.get(kind, 0)
+    nbytes = {PacketKind.DATA: 40, PacketKind.RESULT: 160, PacketKind.ROWS: 40}.get(kind, 0)
     lanes = LaneType.TABLE_U16 | (SATURATED if kind is PacketKind.RESULT else 0)
+    lanes = ROWS_ACK if kind is PacketKind.ROWS else lanes
     header = Header(MAGIC, kind, 0xDEADBEEF, 0x1122334455667788, 3, 4, 2, lanes, place, nbytes)
     assert header.bytes().hex() == GOLDEN[kind].replace(" ", "")
     assert Header.of(header.bytes()) == header
@@ -44,6 +52,30 @@ def test_python_names_what_wire_h_names():
     assert tuple(name for name, _, _ in _core.wire_fields()) == Header._fields
     assert {(kind.name.lower(), kind.value) for kind in PacketKind} == set(_core.wire_kinds())
     assert {(lanes.name.lower(), lanes.value) for lanes in LaneType} == set(_core.wire_lanes())
+
+
+def test_rows_have_these_bytes_behind_the_header():
+    rows = RowsHeader(1 << 18, 1600, 0x12345678, 1 << 31 | 5)
+    assert rows.bytes().hex() == ROWS.replace(" ", "")
+    assert RowsHeader.of(bytes(22) + rows.bytes()) == rows
+    assert tuple(name for name, _, _ in _core.wire_rows_fields()) == RowsHeader._fields
+    for index, (_, offset, nbytes) in enumerate(_core.wire_rows_fields()):
+        fields = [0] * len(RowsHeader._fields)
+        fields[index] = 2 ** (8 * nbytes) - 1
+        assert ROWS_HEADER.pack(*fields) == bytes(offset) + b"\xff" * nbytes + bytes(16 - offset - nbytes)
+
+
+def test_rows_a_packet_by_mtu():
+    assert [rows_room(mtu) for mtu in (0, 66, 82, 1500, 3500, 9000, 65535)] == [
+        0,
+        0,
+        16,
+        1424,
+        3424,
+        8928,
+        8928,
+    ]
+    assert MOST_ROWS == 8928 and (_core.WIRE_LOWER_NBYTES + HEADER.size + ROWS_HEADER.size) % 16 == 0
 
 
 def test_python_packs_where_wire_h_puts_the_fields():

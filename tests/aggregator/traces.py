@@ -11,7 +11,7 @@ from aggregator.clients import Client, Network, Switchboard, exact_sums, some_jo
 from aggregator.plane_kinds import AnyPlane, SpecPlane
 
 from tacit.aggregator.spec import Address, Answers, PlaneJob
-from tacit.aggregator.wire import CHUNKS, HEADER, Header, LaneType, PacketKind
+from tacit.aggregator.wire import CHUNKS, HEADER, ROWS_ACK, Header, LaneType, PacketKind, RowsHeader
 
 SLOTS = 32
 
@@ -44,16 +44,18 @@ def replay(trace: Trace, plane: AnyPlane) -> None:
 def record(
     seed: int, *, loss: float = 0.05, repeats: float = 0.05, spoiled: float = 0.3, chunks: int = 24
 ) -> Trace:
-    """Two jobs at once, across a lossy network that reorders, with strangers and spoiled packets in between.
+    """Two jobs at once, across a lossy network that reorders, with strangers, spoiled packets and rows in between.
 
     The first job starts shortly before its chunks wrap and must end with exact sums; in the second, lanes meet their limits,
-    and ranks give up a chunk or settle for a quorum now and then.
+    ranks give up a chunk or settle for a quorum now and then, and one of two shards has not joined.
     """
     random = Random(seed)
     lanes, others = random.choice(list(LaneType)), random.choice(list(LaneType))
     world, window = random.randint(1, 6), random.choice([1, 2, 4, 8])
     first = some_job(3, world, lanes, random.choice([8, 40, 136]), first_slot=16, slots=window)
-    second = some_job(200, random.randint(2, 4), others, 24, first_slot=0, slots=2, quorum=1)
+    second = some_job(
+        200, random.randint(2, 4), others, 24, first_slot=0, slots=2, quorum=1, shards=2, absent=1
+    )
     plane = SpecPlane(SLOTS)
     for job in (first, second):
         plane.add_job(job)
@@ -91,13 +93,13 @@ def record(
 def _spoil(
     random: Random, packets: Sequence[tuple[bytes, Address]], clients: Sequence[Client]
 ) -> tuple[bytes, Address]:
-    """A packet that nobody meant: replayed, damaged, foreign, or a settle of the second job.
+    """A packet that nobody meant: replayed, damaged, foreign, or rows or a settle of the second job.
 
     The first job's chunk stays what it was: with the right key, a chunk of the future ends the sum in its cell.
     """
     packet, source = random.choice(packets)
     header, payload = Header.of(packet.ljust(HEADER.size, b"\0")), packet[HEADER.size :]
-    match random.randrange(9):
+    match random.randrange(11):
         case 0:
             return packet, source  # replayed
         case 1:
@@ -125,6 +127,18 @@ def _spoil(
             chunk = (clients[-1].first_chunk + ahead + 2 * len(job.slots)) % CHUNKS  # gives its cell's sum up
             rank = random.randrange(job.world)
             return job.packet(PacketKind.DATA, chunk, rank, bytes(job.data_nbytes)), job.members[rank]
+        case 8 | 9:
+            job = clients[-1].job
+            sender, receiver = random.randrange(len(job.members)), random.randrange(len(job.members) + 1)
+            rows = RowsHeader(*(random.randrange(2**32) for _ in range(4)))
+            payload, flags = (
+                random.randbytes(random.choice([0, 1, 24, 1424])),
+                random.choice([0, 0, 0, ROWS_ACK]),
+            )
+            packet = job.rows(
+                sender, receiver, random.randrange(CHUNKS), random.randrange(2**16), rows, payload, flags
+            )
+            return packet, job.members[sender]
         case _:
             client = clients[-1]
             kind = random.choice([PacketKind.PROBE, PacketKind.SETTLE, PacketKind.SETTLE])

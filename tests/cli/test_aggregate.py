@@ -63,7 +63,8 @@ def test_it_serves_tells_its_status_and_stops_when_asked(
             assert main(["aggregate", "status", *at, "--json"]) == 0
             told = json.loads(capsys.readouterr().out)
             assert not told["well"] and told["diagnosis"][0].startswith("job 'run [7]' waits for rank 2")
-            assert told["jobs"][0]["rates"] == {"received_bps": 0, "answered_bps": 0, "chunks_per_s": 0}
+            rates = ("received_bps", "answered_bps", "chunks_per_s", "rows_per_s")
+            assert told["jobs"][0]["rates"] == dict.fromkeys(rates, 0)
             assert [rank["missing"] for rank in told["jobs"][0]["stats"]["ranks"]] == [0, 0, 5]
             assert main(["aggregate", "--json", "status", *at]) == 0  # options may stand before the action
             assert json.loads(capsys.readouterr().out)["jobs"][0]["name"] == "run [7]"

@@ -16,8 +16,8 @@ from tacit.aggregator.client.membership import Membership
 from tacit.aggregator.control.metrics import MOST_READERS
 from tacit.aggregator.control.server import MOST_STRANGERS, ControlServer
 from tacit.aggregator.control.status import StatusClient
-from tacit.aggregator.spec import Address
-from tacit.aggregator.wire import HEADER, Header, PacketKind
+from tacit.aggregator.spec import Address, PlaneJob
+from tacit.aggregator.wire import HEADER, ROWS_ACK, Header, PacketKind, RowsHeader
 from tacit.authentication import MOST_REQUEST_NBYTES, VERSION, SealedMessages, encode
 from tacit.errors import TacitError
 
@@ -105,12 +105,66 @@ def attack_packets(seconds: float, seed: int) -> dict[str, int]:
     return {"packets": sent, "refused": refused, "exact_chunks": chunks}
 
 
+def attack_rows(seconds: float, seed: int) -> dict[str, int]:
+    """Rows among ranks and a shard, beside packets like theirs from strangers and from a member of another job that has
+    stolen their cookie: every member receives what members sent to it, and nothing else."""
+    sent, rounds = 0, 0
+    with (
+        aggregator() as control,
+        joined(control.address, some_terms("run", world=2, shards=1)) as members,
+        joined(control.address, some_terms("another", world=2)) as others,
+        socket.socket(type=socket.SOCK_DGRAM) as stranger,
+    ):
+        random = Random(seed)
+
+        def attack(turn: int) -> None:
+            nonlocal sent
+            with suppress(OSError):
+                attacker = random.choice([stranger, others[0].socket])
+                attacker.sendto(_packet(random, members), members[0].membership.plane)
+                sent += 1
+
+        with attackers(attack):
+            ends_s = time.monotonic() + seconds
+            while rounds == 0 or time.monotonic() < ends_s:
+                _exchange_rows(members, rounds)
+                rounds += 1
+        stats = control.plane.stats(members[0].job.id)  # type: ignore[attr-defined]
+        counts = stats.counts
+        assert counts["forwarded"] >= 6 * rounds and not counts["wrote"] and not counts["unreached"]
+        assert counts["forwarded"] == sum(own.packets for own in stats.ranks)
+        assert all(member.membership.alive for member in members)
+    return {"packets": sent, "refused": counts["source"] + counts["cookie"], "rows": counts["forwarded"]}
+
+
+def _exchange_rows(members: list[Rank], message: int) -> None:
+    """Every member sends to every other, again and again until all have come: whatever comes was sent to whom it comes."""
+    numbers = range(len(members))
+    waiting = {(a, b) for a in numbers for b in numbers if a != b}
+    sent: dict[int, set[bytes]] = {receiver: set() for receiver in numbers}
+    ends_s = time.monotonic() + 30
+    while waiting:
+        assert time.monotonic() < ends_s, waiting
+        for sender, receiver in waiting:
+            payload = bytes([sender, receiver, message % 256]) * 400
+            sent[receiver].add(members[sender].send_rows(receiver, payload, message))
+        for receiver, member in enumerate(members):
+            member.socket.settimeout(0.2)
+            with suppress(TimeoutError):
+                while any(pair[1] == receiver for pair in waiting):
+                    packet = member.socket.recv(65536)
+                    header = Header.of(packet)
+                    assert (
+                        packet in sent[receiver] or header.place < message % 65536
+                    )  # a copy of an earlier round
+                    if packet in sent[receiver]:
+                        waiting.discard((header.rank, receiver))
+
+
 def _packet(random: Random, ranks: list[Rank]) -> bytes:
     """As the job's own, with something wrong: where nothing else is, its source."""
     job = ranks[0].job
-    good = job.packet(
-        PacketKind.DATA, random.randrange(64), random.randrange(job.world), random.randbytes(job.data_nbytes)
-    )
+    good = random.choice([_data, _rows])(random, job)
     match random.randrange(6):
         case 0:
             return random.randbytes(random.randrange(0, 1500))
@@ -132,6 +186,18 @@ def _packet(random: Random, ranks: list[Rank]) -> bytes:
             return bytes(flipped)
         case _:
             return good
+
+
+def _data(random: Random, job: PlaneJob) -> bytes:
+    chunk, rank = random.randrange(64), random.randrange(job.world)
+    return job.packet(PacketKind.DATA, chunk, rank, random.randbytes(job.data_nbytes))
+
+
+def _rows(random: Random, job: PlaneJob) -> bytes:
+    sender, receiver = random.randrange(len(job.members)), random.randrange(len(job.members) + 1)
+    fields = RowsHeader(*(random.getrandbits(32) for _ in range(4)))
+    payload, flags = random.randbytes(random.randrange(1424)), random.choice([0, 0, ROWS_ACK])
+    return job.rows(sender, receiver, random.getrandbits(32), random.getrandbits(16), fields, payload, flags)
 
 
 # ---- the control port
@@ -294,6 +360,7 @@ def attack_log(seconds: float, seed: int) -> dict[str, int]:
 
 ATTACKS = [
     attack_packets,
+    attack_rows,
     attack_control_with_garbage,
     attack_control_with_idle_connections,
     attack_control_with_control_characters,

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tacit.errors import ConfigError
+from tacit.plan.operations import Reference
 from tacit.plan.probing import check_steady, probe
 
 CHOICES = (
@@ -79,13 +80,16 @@ def test_ranks_with_different_models_are_refused(ranks):
 
 
 def test_links_that_changed_during_the_probe_are_refused():
-    check_steady([0.010, 0.011, 0.012], [0.013, 0.012, 0.011])
-    check_steady([0.010, 0.050], [0.030, 0.040])  # noise: the two overlap
-    with pytest.raises(
-        ConfigError,
-        match="links changed during the probe: an all-reduce of 262 kB took 10 ms at the start and 40 ms",
-    ):
-        check_steady([0.010, 0.010, 0.011], [0.040, 0.041, 0.039])
+    def seen(*reduced_s, computed_s=0.001):
+        return Reference(reduced_s, (computed_s,))
+
+    check_steady(seen(0.010, 0.011, 0.012), seen(0.013, 0.012, 0.011))
+    check_steady(seen(0.010, 0.050), seen(0.030, 0.040))  # noise: the two overlap
+    check_steady(seen(0.0004), seen(0.004))  # of a busy machine, not of a link
+    check_steady(seen(0.010), seen(0.040, computed_s=0.003))  # as is this
+    sentence = "links changed during the probe: an all-reduce of 1.05 MB took 10 ms at the start and 40 ms"
+    with pytest.raises(ConfigError, match=sentence):
+        check_steady(seen(0.010, 0.010, 0.011), seen(0.040, 0.041, 0.039))
 
 
 def test_a_probe_without_ranks_is_refused():

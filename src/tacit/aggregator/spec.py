@@ -10,6 +10,8 @@ asks again gets it alone. A rank sends chunk k + S when it has the result of chu
 
 A plane may itself be a rank at another one, its parent. A cell whose ranks are all in is then full, not done: its sum goes up as
 data, and again with each duplicate. The parent's result replaces the sum, completes the cell and goes to all ranks.
+
+ROWS are passed on as they are, from one member of a job to another: no slot, no sum, nothing longer than what came.
 """
 
 from collections import Counter
@@ -25,12 +27,16 @@ from tacit.aggregator.wire import (
     MOST_JOBS,
     MOST_PAYLOAD,
     MOST_RANKS,
+    MOST_ROWS,
     MOST_SLOTS,
+    ROWS_ACK,
+    ROWS_HEADER,
     SATURATED,
     VERSION,
     Header,
     LaneType,
     PacketKind,
+    RowsHeader,
     after,
 )
 from tacit.errors import ConfigError
@@ -38,6 +44,7 @@ from tacit.errors import ConfigError
 Address = tuple[str, int]  # IPv4 in dots, and a UDP port
 Answers = list[tuple[bytes, Address]]
 NO_TABLE = (0,) * 16
+NOBODY: Address = ("0.0.0.0", 0)  # where a member is that has not joined
 MOST_COUNTED = 255  # ranks in a result: `world` has 8 bits
 
 
@@ -47,12 +54,13 @@ class PlaneJob:
 
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
     `quorum` ranks are in it; by default that is all of them. `below`: its members are planes, which have so many ranks below
-    them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes.
+    them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes. `shards`: so
+    many members behind the ranks are in no sum; all members may send each other ROWS.
     """
 
     id: int
     cookie: int
-    members: tuple[Address, ...]  # by rank
+    members: tuple[Address, ...]  # the ranks, then the shards; NOBODY has not joined
     lanes: LaneType
     elements: int
     slots: range
@@ -60,15 +68,27 @@ class PlaneJob:
     quorum: int = 0
     below: int = 0
     upstream: "Upstream | None" = None
+    shards: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.id < MOST_JOBS:
             raise ConfigError(f"id={self.id}: a job's number is from 0 to {MOST_JOBS - 1}")
         if not 0 <= self.cookie < 2**64:
             raise ConfigError(f"cookie={self.cookie}: 64 bits, best from secrets.randbits(64)")
+        if not 0 <= self.shards <= MOST_RANKS:
+            raise ConfigError(f"shards={self.shards}: 0 to {MOST_RANKS - 1} behind the ranks of a job")
+        if self.shards and not 1 <= self.world <= len(self.members) <= MOST_RANKS:
+            raise ConfigError(
+                f"{self.world} ranks and {self.shards} shards: a job has 1 to {MOST_RANKS} members in all; start fewer shards"
+            )
         if not 1 <= self.world <= MOST_RANKS:
             raise ConfigError(
                 f"{self.world} members: a slot knows 1 to {MOST_RANKS} ranks; split the world into a tree of stars"
+            )
+        if self.shards and (self.below or self.upstream):
+            raise ConfigError(
+                f"shards={self.shards}: rows go through one aggregator, and this one has others above or below it; let the shards "
+                "be on the ranks"
             )
         if not 0 <= self.quorum <= self.world:
             raise ConfigError(f"quorum={self.quorum}: from 1 to the {self.world} ranks; 0 for all")
@@ -100,7 +120,8 @@ class PlaneJob:
 
     @property
     def world(self) -> int:
-        return len(self.members)
+        """Ranks, which are in its sums."""
+        return len(self.members) - self.shards
 
     @property
     def ranks(self) -> int:
@@ -124,6 +145,20 @@ class PlaneJob:
         """The chunk's slot and version, as they go to the wire."""
         window = len(self.slots)
         return self.slots.start + chunk % window + (VERSION if chunk // window % 2 else 0)
+
+    def rows(
+        self,
+        sender: int,
+        receiver: int,
+        chunk: int,
+        message: int,
+        rows: RowsHeader,
+        payload: bytes = b"",
+        flags: int = 0,
+    ) -> bytes:
+        """A packet of ROWS that one member sends to another: number `chunk` of that flow, part of its message number `message`."""
+        identity = (self.cookie, self.id, receiver, sender, flags, message % 2**16)
+        return Header(MAGIC, PacketKind.ROWS, chunk, *identity, len(payload)).bytes() + rows.bytes() + payload
 
     def packet(self, kind: PacketKind, chunk: int, rank: int, payload: bytes = b"") -> bytes:
         """What `rank` sends: DATA with its lanes or indices, PROBE or SETTLE with none."""
@@ -243,6 +278,13 @@ class Plane:
             return fault, []
         if header.kind == PacketKind.PROBE:
             return "echoed", [(_reply(header, PacketKind.ECHO), source)]
+        if header.kind == PacketKind.ROWS:
+            receiver = job.members[header.world]
+            return (
+                ("unreached", [])
+                if receiver == NOBODY
+                else ("forwarded", [(header.bytes() + payload, receiver)])
+            )
         cell = self.cells[job.id][header.chunk % (2 * len(job.slots))]
         if header.kind == PacketKind.DATA:
             verdict = self._take(job, cell, header, payload)
@@ -253,7 +295,7 @@ class Plane:
         completed = verdict == "settled" or (verdict in ("wrote", "added") and cell.done)
         if completed:
             self._event(job, "completed")
-            return verdict, [(_result(job, cell, header), member) for member in job.members]
+            return verdict, [(_result(job, cell, header), member) for member in job.members[: job.world]]
         if verdict == "repeated":
             return verdict, [(_result(job, cell, header), source)]
         return verdict, [(_reply(header, PacketKind.STALE), source)] if verdict == "stale" else []
@@ -310,24 +352,30 @@ class Plane:
 
 def _packet_fault(header: Header, payload_nbytes: int) -> str:
     """Why a packet is refused, whoever sent it; the first reason counts. Empty: it is not."""
+    nbytes = header.nbytes + (ROWS_HEADER.size if header.kind == PacketKind.ROWS else 0)
     refused = {
         "magic": header.magic & 0xF0 != MAGIC & 0xF0,
         "layout": header.magic & 0x0F != MAGIC & 0x0F,
-        "truncated": header.nbytes > payload_nbytes,
-        "oversized": header.nbytes < payload_nbytes,
-        "kind": header.kind not in (PacketKind.DATA, PacketKind.PROBE, PacketKind.SETTLE),
+        "truncated": nbytes > payload_nbytes,
+        "oversized": nbytes < payload_nbytes,
+        "kind": header.kind not in (PacketKind.DATA, PacketKind.PROBE, PacketKind.SETTLE, PacketKind.ROWS),
     }
     return next((reason for reason, holds in refused.items() if holds), "")
 
 
 def _member_fault(job: PlaneJob, header: Header, source: Address) -> str:
     """Why a packet with the right key is refused."""
-    if header.world != job.world:
+    rows = header.kind == PacketKind.ROWS
+    if rows and (header.world >= len(job.members) or header.world == header.rank):
+        return "world"  # its receiver
+    if not rows and header.world != job.world:
         return "world"
-    if header.rank >= job.world:
+    if header.rank >= (len(job.members) if rows or header.kind == PacketKind.PROBE else job.world):
         return "rank"
-    if source != job.members[header.rank]:
+    if source != job.members[header.rank] or source == NOBODY:
         return "source"
+    if rows:
+        return _rows_fault(header)
     flags = MORE | (SATURATED if job.below else 0)
     if (header.lanes & ~flags if header.kind == PacketKind.DATA else header.lanes) != job.lanes:
         return "lanes"
@@ -338,6 +386,12 @@ def _member_fault(job: PlaneJob, header: Header, source: Address) -> str:
     if header.slot not in job.slots:
         return "slot"
     return "" if header.place == job.place(header.chunk) else "place"
+
+
+def _rows_fault(header: Header) -> str:
+    if header.lanes not in (0, ROWS_ACK):
+        return "lanes"
+    return "length" if header.nbytes > (0 if header.lanes == ROWS_ACK else MOST_ROWS) else ""
 
 
 def _result_fault(job: PlaneJob, upstream: Upstream, header: Header, source: Address) -> str:

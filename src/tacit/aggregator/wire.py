@@ -20,13 +20,16 @@ MOST_JOBS: int = _core.WIRE_MOST_JOBS
 MOST_RANKS: int = _core.WIRE_MOST_RANKS
 MOST_SLOTS: int = _core.WIRE_MOST_SLOTS
 MOST_PAYLOAD: int = _core.WIRE_MOST_PAYLOAD
+ROWS_HEADER = Struct(_core.WIRE_ROWS_FORMAT)  # behind the header of ROWS
+ROWS_ACK: int = _core.WIRE_ROWS_ACK  # in `lanes` of ROWS: an acknowledgement alone
+MOST_ROWS: int = _core.WIRE_MOST_ROWS  # bytes of a message in a packet
 VERDICTS = tuple(_core.wire_verdicts())  # every packet is counted under one of them
 EVENTS = tuple(_core.wire_events())  # counted beside it
 CHUNKS = 2**32
 
 
 class PacketKind(IntEnum):
-    """What a packet is. DATA, PROBE and SETTLE go to a plane; the others come from it."""
+    """What a packet is. DATA, PROBE and SETTLE go to a plane, ROWS to another member; the others come from a plane."""
 
     DATA = 1
     RESULT = 2
@@ -35,6 +38,7 @@ class PacketKind(IntEnum):
     SETTLE = 5
     UNKNOWN = 6
     STALE = 7
+    ROWS = 8
 
 
 class LaneType(IntEnum):
@@ -80,7 +84,7 @@ class LaneType(IntEnum):
 
 
 class Header(NamedTuple):
-    """The fields of a packet, in their order on the wire."""
+    """The fields of a packet, in their order on the wire. In ROWS, `world` is the member that receives it."""
 
     magic: int
     kind: int
@@ -108,6 +112,28 @@ class Header(NamedTuple):
     @property
     def version(self) -> int:
         return int(self.place & VERSION != 0)
+
+
+class RowsHeader(NamedTuple):
+    """The fields that follow in a packet of ROWS: where its payload belongs in a message, and what has come the other way."""
+
+    length: int  # of the whole message, in bytes
+    offset: int  # of this payload in it
+    next: int  # its sender has all packets of the opposite flow before this number
+    also: int  # bit i: and number next + 1 + i
+
+    @staticmethod
+    def of(packet: bytes) -> "RowsHeader":
+        """What follows the header of `packet`; struct.error if it is too short."""
+        return RowsHeader(*ROWS_HEADER.unpack_from(packet, HEADER.size))
+
+    def bytes(self) -> bytes:
+        return ROWS_HEADER.pack(*self)
+
+
+def rows_room(mtu: int) -> int:
+    """Bytes of a message that fit into one packet of ROWS, on a path of this MTU; a multiple of 16."""
+    return _core.wire_rows_room(mtu)
 
 
 def after(a: int, b: int) -> bool:

@@ -404,21 +404,28 @@ def _jobs_table(now: AggregatorStatus, earlier: AggregatorStatus) -> Table:
 
     from tacit.aggregator.control.diagnosis import rates
 
-    table = Table("job", "state", "ranks", "slots", "lanes", "in", "out", "chunks/s", "chunks", "unfinished")
+    table = Table(
+        "job", "state", "members", "slots", "lanes", "in", "out", "chunks/s", "rows/s", "chunks", "unfinished"
+    )
     for job in now.jobs:
         state = "gathers" if job.id is None else "runs"
         row = [
             _plain(job.name),
             state,
-            f"{job.world - len(job.absent) - len(job.lost)} of {job.world}",
+            f"{len(job.members) - len(job.absent) - len(job.lost)} of {len(job.members)}",
             str(job.slots[1]),
             _plain(f"{job.elements} {job.lanes}"),
         ]
         moving = rates(job, earlier)
         row += (
-            [_rate(moving.received_bps), _rate(moving.answered_bps), f"{moving.chunks_per_s:,.0f}"]
+            [
+                _rate(moving.received_bps),
+                _rate(moving.answered_bps),
+                f"{moving.chunks_per_s:,.0f}",
+                f"{moving.rows_per_s:,.0f}",
+            ]
             if moving
-            else ["-"] * 3
+            else ["-"] * 4
         )
         row += [f"{job.stats.counts['completed']:,}", f"{job.stats.unfinished:,}"] if job.stats else ["-"] * 2
         table.add_row(*row)
@@ -439,7 +446,8 @@ def _ranks_table(now: AggregatorStatus) -> Table:
             at = gone or (address_text(member) if member else "has not joined")
             last = "never" if own is None or own.idle_s is None else f"{time_text(own.idle_s)} ago"
             figures = (f"{own.packets:,}", last, f"{own.missing:,}") if own else ("-", "-", "-")
-            table.add_row(_plain(job.name), str(rank), _plain(at), *figures)
+            name = str(rank) if rank < job.world else job.text_of(rank)
+            table.add_row(_plain(job.name), name, _plain(at), *figures)
     return table
 
 

@@ -22,7 +22,7 @@ from tacit.units import parse_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tacit.plan.calibrate import Gradients
+    from tacit.plan.exchanges import Gradients
 
 
 @contextmanager

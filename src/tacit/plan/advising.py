@@ -1,4 +1,4 @@
-"""What to use, from predictions: the fastest, unless what loses less is as fast as far as one can tell.
+"""What to use, from predictions: the fastest, unless what loses less is as fast within the intervals.
 
     level 0   DDP as it is          1   none, bf16 (and bf16 as DDP's hook)          2   fp16          3   codecs that lose more
     level 4   rules that exchange less often, and gossip: predicted, never advised, since what they learn is another matter

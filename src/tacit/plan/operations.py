@@ -129,9 +129,20 @@ def alone(bench: Bench, nbytes: int) -> float:
     return median(took)
 
 
-def reference(bench: Bench, nbytes: int) -> list[float]:
-    """Seconds of the all-reduce by which a probe notices that the links changed meanwhile."""
-    return bench.seconds(_all_reduce(bench, torch.float32, 1, nbytes), rounds=4)[0]
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a probe measures at its start and at its end: an all-reduce, and a computation, which shows what other programs do."""
+
+    reduced_s: tuple[float, ...]
+    computed_s: tuple[float, ...]
+
+
+def reference(bench: Bench, nbytes: int) -> Reference:
+    """Seconds of an all-reduce of so many bytes, and of a pass over as many."""
+    x = torch.ones(nbytes // 4, device=bench.device)
+    reduced_s, _ = bench.seconds(_all_reduce(bench, torch.float32, 1, nbytes), rounds=4)
+    computed_s, _ = bench.seconds(x.sqrt, rounds=4)
+    return Reference(tuple(reduced_s), tuple(computed_s))
 
 
 def _all_reduce(bench: Bench, dtype: torch.dtype, at_once: int, nbytes: int) -> Callable[[], object]:

@@ -56,17 +56,19 @@ def record_step(
     )
     share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
     other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats)
-    return slowest(RecordedStep(work, other_s, cpu=share), totals, group)
+    return slowest(RecordedStep(work, other_s, cpu=share), group, totals=totals)
 
 
 def slowest(
-    step: RecordedStep, totals: Sequence[float], group: dist.ProcessGroup | None = None
+    step: RecordedStep, group: dist.ProcessGroup | None = None, *, totals: Sequence[float] = ()
 ) -> RecordedStep:
-    """The step that everybody waits for: of each layer the slowest rank's time, all of them scaled to the median over steps of the slowest
-    rank's whole step. All ranks call it, with as many steps, if their models are alike."""
+    """The step that everybody waits for: of each layer the slowest rank's time. All ranks call it, if their models are alike.
+
+    `totals`, this rank's whole passes one by one, as many on all ranks, scale the layers to the median of the slowest rank's.
+    """
     layers = step.workload.layers
     own = [*(layer.forward_s for layer in layers), *(layer.backward_s for layer in layers)]
-    own += [step.other_s, step.cpu, *totals]
+    own += [step.other_s, step.cpu, -step.low, step.high, *totals]
     if _grouped(group):
         sizes = torch.tensor([len(own), -len(own)])
         dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
@@ -75,17 +77,17 @@ def slowest(
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
             own = found.tolist()
     count = len(layers)
-    other_s, cpu, *steps_s = own[2 * count :]
-    order = sorted(steps_s)
-    middle_s = median(order)
-    factor = middle_s / max(1e-12, sum(own[: 2 * count]))
+    other_s, cpu, low, high, *steps_s = own[2 * count :]
+    low, factor, order = -low, 1.0, sorted(steps_s)
+    if order:
+        middle_s = median(order)
+        factor = middle_s / max(1e-12, sum(own[: 2 * count]))
+        low, high = order[len(order) // 10] / middle_s, order[-1 - len(order) // 10] / middle_s
     made = tuple(
         Layer(layer.name, layer.parameters, factor * own[i], factor * own[count + i])
         for i, layer in enumerate(layers)
     )
-    work = Workload(step.workload.name, made, step.workload.source)
-    low, high = order[len(order) // 10] / middle_s, order[-1 - len(order) // 10] / middle_s
-    return RecordedStep(work, other_s, low, high, cpu)
+    return RecordedStep(Workload(step.workload.name, made, step.workload.source), other_s, low, high, cpu)
 
 
 def _together(group: dist.ProcessGroup | None) -> None:

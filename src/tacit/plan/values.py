@@ -307,7 +307,7 @@ class Advice:
         runner_up: The next best of another kind; None where there is one choice alone.
         fastest: The shortest predicted step, which need not be the winner: where intervals overlap, the one that loses less is.
         margin: How much longer the runner-up's step is than the winner's, as a share.
-        margin_low: The least of it that the intervals allow; below 0 the two cannot be told apart.
+        margin_low: The least of it that the intervals allow; below 0 nobody can distinguish the two.
         margin_high: The most of it.
         risk: What the winner may cost in accuracy.
         line: Python to paste.

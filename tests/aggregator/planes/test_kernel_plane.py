@@ -1,7 +1,6 @@
 """The kernel plane: it does what the specification says, among real ports and sockets, and leaves nothing behind."""
 
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -11,9 +10,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
-from pathlib import Path
 from random import Random
 
 import hypothesis.strategies as st
@@ -29,10 +27,13 @@ from aggregator.kernel import (
     HandedPlane,
     Switch,
     WiredPlane,
+    bad_checksums,
+    compute_checksums,
     frame_of,
     in_new_network,
     make_link,
     run_by_hand,
+    served,
 )
 from aggregator.plane_kinds import SpecPlane, kernel_plane_missing
 from aggregator.traces import record, replay
@@ -226,17 +227,6 @@ class Ranks:
             client.close()
 
 
-@contextmanager
-def served(ranks: int, *, mtu: int = 1500, entry="tc", slots: int = 64):
-    """A switch, and a plane on its ports."""
-    with Switch(ranks, mtu) as switch:
-        plane = switch.inside(
-            lambda: KernelPlane((switch.host, 0), switch.ports, slots=slots, entry=entry, mtu=mtu)
-        )
-        with plane:
-            yield switch, plane
-
-
 @needs_kernel
 @entries
 @pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
@@ -274,20 +264,9 @@ def test_jumbo_frames_sixteen_ports_and_two_jobs_at_once():
 def test_a_device_that_finishes_checksums_finishes_them_right():
     """Answers inherit from packets of virtual links that the last device is to do it; here the port must, before it sends."""
 
-    def compute_in_software(name: str) -> None:
-        turned_off = bytearray(struct.pack("=II", 0x17, 0))  # ETHTOOL_STXCSUM
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            where = (ctypes.c_char * len(turned_off)).from_buffer(turned_off)
-            fcntl.ioctl(any_socket, 0x8946, struct.pack("=16sQ8x", name.encode(), ctypes.addressof(where)))
-
-    def bad_checksums() -> int:
-        lines = Path("/proc/thread-self/net/snmp").read_text().splitlines()
-        names, values = (line.split() for line in lines if line.startswith("Udp:"))
-        return int(values[names.index("InCsumErrors")])
-
     with served(2) as (switch, plane):
         for port in switch.ports:
-            switch.inside(partial(compute_in_software, port))
+            switch.inside(partial(compute_checksums, port))
         ranks = Ranks(switch, some_job(world=2, first_slot=0), plane)
         ranks.reduce(400)
         assert [switch.at(rank, bad_checksums) for rank in range(2)] == [0, 0]

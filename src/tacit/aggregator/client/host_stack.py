@@ -95,7 +95,9 @@ class Client:
         """
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
         try:
-            self._core.start(job.id, job.cookie, job.members, *terms, rank, plane, chunk, segment)
+            self._core.start(
+                job.id, job.cookie, job.members[: job.world], *terms, rank, plane, chunk, segment
+            )
         except OSError as cause:
             raise ConfigError(f"plane={plane}: there is no way to it ({cause.strerror})") from cause
         except ValueError as cause:

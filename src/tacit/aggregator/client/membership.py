@@ -18,7 +18,8 @@ from typing import Any, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.control_client import ControlClient, RefusedError
-from tacit.aggregator.spec import NO_TABLE, Address, PlaneJob
+from tacit.aggregator.naming import members_text
+from tacit.aggregator.spec import NO_TABLE, NOBODY, Address, PlaneJob
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.authentication import Message
 from tacit.errors import ConfigError, TransportError
@@ -38,7 +39,8 @@ class LateError(TransportError):
 class Terms:
     """What all ranks of a job ask for alike. `slots` is a wish: the grant is a power of two, and may be smaller.
 
-    `relayed`: they are aggregators, each for the ranks below it.
+    `relayed`: they are aggregators, each for the ranks below it. `shards` are members behind the ranks, with the numbers from
+    `world` on: they are in no sum, and send and receive rows only.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Terms:
     table: tuple[int, ...] = NO_TABLE
     quorum: int = 0
     relayed: bool = False
+    shards: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= MOST_NAME or not self.name.isprintable():
@@ -59,7 +62,21 @@ class Terms:
             raise ConfigError(f"world={self.world}: a job has 1 to {MOST_RANKS} ranks")
         if self.slots < 2:
             raise ConfigError(f"slots={self.slots}: a job needs at least 2")
-        self.granted(0, 0, (("0.0.0.0", 0),) * self.world, range(2))  # refuses whatever no plane would take
+        if not 0 <= self.shards <= MOST_RANKS - self.world:
+            raise ConfigError(
+                f"shards={self.shards}: a job has at most {MOST_RANKS} members, and {self.world} of them are ranks; start fewer shards"
+            )
+        if self.shards and self.relayed:
+            raise ConfigError(
+                f"shards={self.shards}: rows go through one aggregator, and the ranks of this job are aggregators; let the shards be "
+                "on the ranks"
+            )
+        self.granted(0, 0, (NOBODY,) * self.members, range(2))  # refuses whatever no plane would take
+
+    @property
+    def members(self) -> int:
+        """Ranks and shards."""
+        return self.world + self.shards
 
     def granted(
         self, id: int, cookie: int, members: tuple[Address, ...], slots: range, ranks: int = 0
@@ -75,6 +92,7 @@ class Terms:
             self.table,
             self.quorum,
             ranks if self.relayed else 0,
+            shards=self.shards,
         )
 
     def as_message(self) -> Message:
@@ -85,14 +103,15 @@ class Terms:
         """The terms that a message holds; ConfigError for anything else."""
         try:
             numbers = [message[name] for name in ("world", "elements", "slots", "quorum")]
+            numbers.append(message.get("shards", 0))
             table, relayed = tuple(message["table"]), message.get("relayed", False)
             if not isinstance(message["name"], str) or not all(type(n) is int for n in (*numbers, *table)):
                 raise TypeError
             if type(relayed) is not bool:
                 raise TypeError
-            world, elements, slots, quorum = numbers
+            world, elements, slots, quorum, shards = numbers
             lanes = LaneType(message["lanes"])
-            return Terms(message["name"], world, lanes, elements, slots, table, quorum, relayed)
+            return Terms(message["name"], world, lanes, elements, slots, table, quorum, relayed, shards)
         except (KeyError, TypeError, ValueError) as cause:
             raise ConfigError(
                 "these are no terms of a job; install the same tacit on ranks and aggregator"
@@ -125,8 +144,9 @@ class Membership:
         wanted: Callable[[], bool] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        if not 0 <= rank < terms.world:
-            raise ConfigError(f"rank={rank}: the ranks of job {terms.name!r} are 0 to {terms.world - 1}")
+        if not 0 <= rank < terms.members:
+            noun = "members" if terms.shards else "ranks"
+            raise ConfigError(f"rank={rank}: the {noun} of job {terms.name!r} are 0 to {terms.members - 1}")
         if not 1 <= own_port <= 65535:
             raise ConfigError(f"own_port={own_port}: bind the rank's UDP socket before it joins")
         self.terms, self.rank = terms, rank
@@ -147,8 +167,16 @@ class Membership:
         self.plane: Address = (self._client.peer[0] if host == "0.0.0.0" else host, port)
         # whether the plane takes runs of packets (UDP_SEGMENT); a control that does not report it may have a kernel plane
         self.segment: bool = grant.get("plane_kind") == "user"
+        # whether rows reach all members of the job; they do not in a tree, nor through an older aggregator
+        self.rows: bool = grant.get("rows") is True
+        if terms.shards and not self.rows:
+            self._client.close()
+            raise ConfigError(
+                f"the aggregator at {self._where} does not pass on rows, and job {terms.name!r} has {terms.shards} shards; install the "
+                "same tacit there and here"
+            )
         self.lease_s: float = grant["lease_s"]
-        self._why = ""
+        self._why, self._well = "", False
         self._lost: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._missing: tuple[int, dict[int, int]] = (0, {})  # number of the question, and the answer
@@ -171,13 +199,18 @@ class Membership:
         return self._why
 
     @property
+    def well(self) -> bool:
+        """Whether it does not because all of its ranks have left: what a shard waits for."""
+        return self._well
+
+    @property
     def lost(self) -> tuple[int, ...]:
-        """Ranks that vanished."""
+        """Ranks and shards that vanished."""
         return self._lost
 
     @property
     def left(self) -> tuple[int, ...]:
-        """Ranks that have finished and left. Sums to which they contributed can still be requested."""
+        """Ranks and shards that have finished and left. Sums to which they contributed can still be requested."""
         return self._left
 
     def missing(self, timeout_s: float = 1.0) -> dict[int, int]:
@@ -209,7 +242,8 @@ class Membership:
                     with contextlib.suppress(OSError):
                         self._client.send({"say": "fail", "why": failure} if failure else {"say": "leave"})
                 finally:
-                    self._why = f"rank {self.rank} has left job {self.terms.name!r}"
+                    own = members_text([self.rank], self.terms.world)
+                    self._why = f"{own} has left job {self.terms.name!r}"
             self._news.notify_all()
         self._client.hang_up()
         if threading.current_thread() is not self._thread:
@@ -264,6 +298,7 @@ class Membership:
                 self._missing_racks = {int(rack): chunks for rack, chunks in message.get("racks", {}).items()}
             self._news.notify_all()
         if kind == "ended":
+            self._well = message.get("well") is True
             self._end(message["why"])
 
     def _end(self, why: str) -> None:

@@ -1,19 +1,19 @@
 """A job under control: first it gathers its ranks, then it runs, then it is over."""
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from tacit.aggregator.client.membership import Membership, Terms
 from tacit.aggregator.control.protocol import ControlConnection, Refusal
 from tacit.aggregator.control.status import JobStatus
+from tacit.aggregator.naming import members_text
 from tacit.aggregator.planes.stats import JobStats
 from tacit.aggregator.spec import Address
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A rank that has joined. Its clock is the deadline for its next message, or for all others to join."""
+    """A rank or a shard that has joined. Its clock is the deadline for its next message, or for all others to join."""
 
     rank: int
     address: Address
@@ -55,7 +55,7 @@ class Admission:
     @property
     def below(self) -> int:
         """Ranks, of our own and of racks that have joined."""
-        return sum(member.ranks for member in self.members.values())
+        return sum(member.ranks for member in self.members.values() if member.rank < self.terms.world)
 
     @property
     def ranks(self) -> int:
@@ -64,12 +64,23 @@ class Admission:
 
     @property
     def absent(self) -> list[int]:
-        return [rank for rank in range(self.terms.world) if rank not in self.members]
+        return [rank for rank in range(self.terms.members) if rank not in self.members]
+
+    @property
+    def present(self) -> int:
+        """Ranks that are here. Shards do not count: a job is its ranks'."""
+        return sum(rank < self.terms.world for rank in self.members)
 
     @property
     def broken(self) -> bool:
-        """Whether somebody was lost without whom no sum is complete."""
-        return bool(self.lost) and len(self.members) < (self.terms.quorum or self.terms.world)
+        """Whether a rank was lost without whom no sum is complete, or a shard, without which nobody finds its rows."""
+        if any(rank >= self.terms.world for rank in self.lost):
+            return True
+        return bool(self.lost) and self.present < (self.terms.quorum or self.terms.world)
+
+    def text_of(self, *members: int) -> str:
+        """`rank 2`, `rank 2, shard 0`."""
+        return members_text(members, self.terms.world, self.noun)
 
     def check(self, terms: Terms, rank: int, address: Address, now_s: float) -> None:
         """Refusal if this rank cannot join."""
@@ -80,14 +91,15 @@ class Admission:
             f.name for f in fields(Terms) if getattr(terms, f.name) != getattr(self.terms, f.name)
         ]:
             name = differing[0]
-            why = f"rank {rank} wants job {self.name!r} with {name}={getattr(terms, name)}, rank {min(self.members)} with {getattr(self.terms, name)}; give all ranks the same"
+            wants, has = f"{name}={getattr(terms, name)}", getattr(self.terms, name)
+            why = f"{members_text([rank], terms.world)} wants job {self.name!r} with {wants}, {self.text_of(min(self.members))} with {has}; give all ranks the same"
             raise Refusal("terms", why, config=True)
         if rank in self.members:
-            why = f"rank {rank} of job {self.name!r} has joined from {self.members[rank].address[0]} already; give each process its own rank, and each run its own name"
+            why = f"{self.text_of(rank)} of job {self.name!r} has joined from {self.members[rank].address[0]} already; give each process its own rank, and each run its own name"
             raise Refusal("taken", why, again=True)
         for other in self.members.values():
             if other.address == address:
-                why = f"rank {rank} of job {self.name!r} claims to be at {address[0]}:{address[1]}, but there is rank {other.rank}; give each its own socket"
+                why = f"{self.text_of(rank)} of job {self.name!r} claims to be at {address[0]}:{address[1]}, but there is {self.text_of(other.rank)}; give each its own socket"
                 raise Refusal("taken", why, again=True)
 
     def status(self, stats: JobStats | None, now_s: float) -> JobStatus:
@@ -100,16 +112,11 @@ class Admission:
             quorum=self.terms.quorum,
             slots=(self.slots.start, len(self.slots)),
             age_s=now_s - self.since_s,
-            members=tuple(self.addresses.get(rank) for rank in range(self.terms.world)),
+            members=tuple(self.addresses.get(rank) for rank in range(self.terms.members)),
             lost=tuple(self.lost),
             left=tuple(self.left),
             stats=stats,
             relayed=self.terms.relayed,
             parent=self.parent,
+            shards=self.terms.shards,
         )
-
-
-def ranks_text(ranks: Iterable[int], noun: str = "rank") -> str:
-    """`rank 2`, `ranks 2 and 3`, `ranks 0, 2 and 3`."""
-    *most, last = [str(rank) for rank in ranks]
-    return f"{noun}s {', '.join(most)} and {last}" if most else f"{noun} {last}"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tacit.aggregator.addresses import address_text
-from tacit.aggregator.control.admission import ranks_text
 from tacit.aggregator.control.protocol import REASONS
 from tacit.aggregator.control.status import TAKEN, AggregatorStatus, JobStatus, dropped
+from tacit.aggregator.naming import ranks_text, size_text
 from tacit.aggregator.planes.stats import JobStats, Rates
 from tacit.units import time_text
 
@@ -21,6 +21,7 @@ REASON_HINTS = {
     "early": "ranks asked for what there is before a quorum was in",
     "stale": "they came late, after their chunk was done with; or somebody replays them",
     "late": "sums from the aggregator above came twice: this one had asked again",
+    "unreached": "rows for a member that has not joined, or of which a kernel plane has not received anything yet: ranks send them again",
     "short": _FOREIGN,
     "magic": "something else than tacit sends to this port",
     "layout": "their sender has another version of the layout; install the same tacit on all",
@@ -45,7 +46,7 @@ SOCKET_HINTS = {
     "`ethtool -K LINK tx-udp-segmentation off` on the ranks' virtual links",
     "unsent": "could not be sent to ranks: the kernel would not have them, or nothing has come from there yet",
 }
-ORDINARY = ("duplicate", "early", "stale", "late")  # what loss on the way brings about
+ORDINARY = ("duplicate", "early", "stale", "late", "unreached")  # what loss on the way brings about
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +77,27 @@ def _job(job: JobStatus, before: JobStats | None, now: AggregatorStatus) -> Iter
         )
         return
     if job.stats is None:
+        whole = size_text(job.world, job.shards) if job.shards else job.world
         yield _bad(
-            f"job {job.name!r} waits for {ranks_text(job.absent, 'rack' if job.relayed else 'rank')} of {job.world} to join, since {time_text(job.age_s)}: "
+            f"job {job.name!r} waits for {job.text_of(*job.absent)} of {whole} to join, since {time_text(job.age_s)}: "
             f"start them under the same name, or check that they reach TCP port {now.address[1]}"
         )
         return
     if job.lost:
         yield _bad(
-            f"job {job.name!r} goes on without {ranks_text(job.lost)}, lost on the way; a quorum of {job.quorum} is enough for it"
+            f"job {job.name!r} goes on without {job.text_of(*job.lost)}, lost on the way; a quorum of {job.quorum} is enough for it"
         )
     yield _running(job, job.stats, before, now)
     counts = job.stats.counts
     if _served(job.stats):  # or else they are in a finding already
         yield from _drops(
             f"job {job.name!r}", {k: n for k, n in dropped(counts).items() if k not in ORDINARY}
+        )
+    silent = [member for member, own in enumerate(job.stats.ranks) if own.idle_s is None]
+    if _served(job.stats) and silent and (unreached := counts.get("unreached", 0)):
+        yield _bad(
+            f"{_count(unreached, 'packet')} of rows of job {job.name!r} {'was' if unreached == 1 else 'were'} dropped, and nothing has "
+            f"ever come from {job.text_of(*silent)}: check that they can send to UDP port {now.address[1]}"
         )
     if counts["saturated"]:
         yield _bad(
@@ -110,7 +118,7 @@ def _running(job: JobStatus, stats: JobStats, before: JobStats | None, now: Aggr
             f"no packet of {name} has arrived since it began {time_text(job.age_s)} ago: if its ranks are sending, "
             f"check that UDP port {port} is open between them and the aggregator"
         )
-    moves = stats.rates(before).chunks_per_s > 0 if before else False
+    moves = stats.rates(before).moves if before else False
     if stats.unfinished and not moves and (late := _late(stats, sure=before is not None)):
         return _bad(f"{name} waits for {_waited_for(job, stats, late, port)}")
     if stats.above and before and not moves:
@@ -122,11 +130,18 @@ def _running(job: JobStatus, stats: JobStats, before: JobStats | None, now: Aggr
     if not moves and idle_s > LATE_S:
         rest = f"{stats.unfinished} unfinished" if stats.unfinished else "none unfinished"
         return Diagnosis(
-            f"{name} is at rest: its last packet came {time_text(idle_s)} ago, {_count(stats.counts['completed'], 'chunk')} are done and {rest}",
+            f"{name} is at rest: its last packet came {time_text(idle_s)} ago, {_done(stats, 'are done')} and {rest}",
             True,
         )
     slowest = f"; most waited for is rank {stats.waiting_for[0]}" if stats.waiting_for else ""
-    return Diagnosis(f"{name} runs: {_count(stats.counts['completed'], 'chunk')} done{slowest}", True)
+    return Diagnosis(f"{name} runs: {_done(stats, 'done')}{slowest}", True)
+
+
+def _done(stats: JobStats, done: str) -> str:
+    """`12 chunks done`, `12 chunks done, 3,000 packets of rows passed on`."""
+    rows = stats.counts.get("forwarded", 0)
+    passed_on = f", {_count(rows, 'packet')} of rows passed on" if rows else ""
+    return f"{_count(stats.counts['completed'], 'chunk')} {done}{passed_on}"
 
 
 def _served(stats: JobStats) -> bool:

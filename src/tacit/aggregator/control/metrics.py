@@ -33,7 +33,8 @@ HELP = {  # every metric; those that end in _total are counters, the others gaug
     "lost_ranks_total": "Ranks that vanished from running jobs.",
     "lost_notices_total": "Sentences that the log did not take.",
     "job_ranks": "Ranks of a job.",
-    "job_absent_ranks": "Ranks that have not joined yet, or were lost.",
+    "job_shards": "Members of a job behind its ranks, which are in no sum.",
+    "job_absent_ranks": "Ranks and shards that have not joined yet, or were lost.",
     "job_slots": "Memory of a job.",
     "job_packets_total": "A job's packets that did what they came for, by verdict.",
     "job_dropped_packets_total": "A job's packets that were dropped, by reason.",
@@ -41,7 +42,7 @@ HELP = {  # every metric; those that end in _total are counters, the others gaug
     "job_unfinished_chunks": "Chunks that wait for somebody.",
     "job_received_bytes_total": "Headers and payloads from a job's ranks.",
     "job_sent_bytes_total": "Headers and payloads to a job's ranks.",
-    "rank_packets_total": "Packets from a rank.",
+    "rank_packets_total": "Packets from a rank, or from a shard; shards follow the ranks.",
     "rank_last_packet_age_seconds": "Time since a rank's last packet; absent before its first.",
     "rank_missing_chunks": "Unfinished chunks that wait for a rank.",
 }
@@ -153,6 +154,7 @@ def _job(job: JobStatus) -> Iterator[Sample]:
         "id": "" if job.id is None else job.id,
     }
     yield "job_ranks", own, job.world
+    yield "job_shards", own, job.shards
     yield "job_absent_ranks", own, len(job.absent) + len(job.lost)
     yield "job_slots", own, job.slots[1]
     if job.stats is None:
@@ -164,7 +166,8 @@ def _job(job: JobStatus) -> Iterator[Sample]:
     yield "job_sent_bytes_total", own, job.stats.answered_nbytes
     for rank, stats in enumerate(job.stats.ranks):
         yield "rank_packets_total", own | {"rank": rank}, stats.packets
-        yield "rank_missing_chunks", own | {"rank": rank}, stats.missing
+        if rank < job.world:
+            yield "rank_missing_chunks", own | {"rank": rank}, stats.missing
         if stats.idle_s is not None:
             yield "rank_last_packet_age_seconds", own | {"rank": rank}, stats.idle_s
 

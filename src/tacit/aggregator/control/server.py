@@ -24,13 +24,14 @@ from typing import Any, Protocol, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.membership import Membership, Terms
-from tacit.aggregator.control.admission import Admission, Member, ranks_text
+from tacit.aggregator.control.admission import Admission, Member
 from tacit.aggregator.control.metrics import serve_metrics
 from tacit.aggregator.control.notices import Notices
 from tacit.aggregator.control.parent import Parent
 from tacit.aggregator.control.protocol import MOST_WHY, REASONS, ControlConnection, Refusal
 from tacit.aggregator.control.slot_allocator import SlotAllocator
 from tacit.aggregator.control.status import AggregatorStatus, EndedJob
+from tacit.aggregator.naming import size_text
 from tacit.aggregator.planes.stats import JobStats
 from tacit.aggregator.spec import MOST_COUNTED, Address, PlaneJob, Upstream
 from tacit.aggregator.wire import MOST_JOBS
@@ -255,9 +256,10 @@ class ControlServer:
                 "parent", f"the aggregator above, at {job.parent}, did not grant job {job.name!r} in time"
             )
         has = "has" if len(job.absent) == 1 else "have"
+        whole = size_text(job.terms.world, job.terms.shards) if job.terms.shards else job.terms.world
         return Refusal(
             "late",
-            f"{ranks_text(job.absent, job.noun)} of {job.terms.world} {has} not joined job {job.name!r} within {patience_s:.3g} s; "
+            f"{job.text_of(*job.absent)} of {whole} {has} not joined job {job.name!r} within {patience_s:.3g} s; "
             "are they started, and do they ask for the same name?",
         )
 
@@ -268,6 +270,9 @@ class ControlServer:
             return job
         if self._parent and terms.quorum:
             why = f"quorum={terms.quorum}: this aggregator has another above it, and then sums are of all ranks; leave the quorum out"
+            raise Refusal("terms", why, config=True)
+        if self._parent and terms.shards:
+            why = f"shards={terms.shards}: rows go through one aggregator, and this one has another above it; let the shards be on the ranks"
             raise Refusal("terms", why, config=True)
         slots = self._allocator.take(terms.slots) if len(self._jobs) < MOST_JOBS else None
         if slots is None:
@@ -351,7 +356,7 @@ class ControlServer:
             if n % MOST_JOBS not in used
         )
         cookie = secrets.randbits(64)
-        members = tuple(job.addresses[rank] for rank in range(job.terms.world))
+        members = tuple(job.addresses[rank] for rank in range(job.terms.members))
         try:
             own = job.terms.granted(id, cookie, members, job.slots, job.below)
             self._plane.add_job(replace(own, upstream=_upstream(job.above)))
@@ -365,10 +370,12 @@ class ControlServer:
         grant = {"say": "granted", "id": id, "members": members, "slots": [job.slots.start, len(job.slots)]}
         grant |= {"plane": self._plane.address, "plane_kind": self._kind}
         grant |= {"lease_s": self._lease_s, "ranks": job.ranks}
+        grant |= {"rows": not job.above and not job.terms.relayed}  # whether they reach all of its ranks
         for member in job.members.values():
             member.connection.send(grant | {"cookie": member.connection.masked(cookie)})
             member.wind(job.since_s + self._lease_s)
-        self._notices.add(f"job {job.name!r} runs: {job.terms.world} {job.noun}s, {len(job.slots)} slots")
+        whole = size_text(job.terms.world, job.terms.shards, job.noun)
+        self._notices.add(f"job {job.name!r} runs: {whole}, {len(job.slots)} slots")
 
     def _received(self, job: Admission, member: Member, message: Message) -> bool:
         """Answers a message; whether it was the rank's last."""
@@ -417,9 +424,9 @@ class ControlServer:
         if job.broken:
             self._end(
                 job,
-                f"{ranks_text(job.lost, job.noun)} of job {job.name!r} {'is' if len(job.lost) == 1 else 'are'} lost: {why}",
+                f"{job.text_of(*job.lost)} of job {job.name!r} {'is' if len(job.lost) == 1 else 'are'} lost: {why}",
             )
-        elif not job.members:
+        elif not job.present:
             self._end(job, "all ranks have left")
 
     def _end(self, job: Admission, why: str, refusal: Refusal | None = None) -> None:
@@ -431,12 +438,13 @@ class ControlServer:
         if job.id is not None:
             chunks = self._plane.stats(job.id).counts["completed"]
             self._plane.remove_job(job.id)
-        well = job.id is not None and not job.members and not job.lost
+        well = job.id is not None and not job.present and not job.lost
         if job.above:
             self._part(job.above, "" if well else why)
         self._over.appendleft((now_s, EndedJob(job.name, why, well, 0.0, now_s - job.since_s, chunks)))
         for member in job.members.values():
-            member.connection.dismiss(None if refusal else {"say": "ended", "why": why}, refusal=refusal)
+            last = None if refusal else {"say": "ended", "why": why, "well": well}
+            member.connection.dismiss(last, refusal=refusal)
             member.wind(now_s + PARTING_S)
         self._notices.add(
             f"job {job.name!r} is over after {now_s - job.since_s:.1f} s and {chunks} chunks: {why}"
@@ -477,11 +485,12 @@ def _wish(wish: Message, host: str) -> tuple[Terms, int, Address, float, int]:
     rank, port, patience_s = wish.get("rank"), wish.get("port"), wish.get("patience_s")
     if (
         type(rank) is not int
-        or not 0 <= rank < terms.world
+        or not 0 <= rank < terms.members
         or type(port) is not int
         or not 1 <= port <= 65535
     ):
-        why = f"rank={rank!r:.20}, port={port!r:.20}: job {terms.name!r} has ranks 0 to {terms.world - 1}, and a port is from 1 to 65535"
+        noun = "members" if terms.shards else "ranks"
+        why = f"rank={rank!r:.20}, port={port!r:.20}: job {terms.name!r} has {noun} 0 to {terms.members - 1}, and a port is from 1 to 65535"
         raise Refusal("terms", why, config=True)
     if not isinstance(patience_s, int | float) or not patience_s >= 0:
         raise Refusal(

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.control_client import ControlClient, RefusedError
+from tacit.aggregator.naming import members_text
 from tacit.aggregator.planes.stats import JobStats, RankStats
 from tacit.aggregator.spec import Address
 from tacit.errors import TransportError
@@ -18,6 +19,7 @@ TAKEN = (
     "echoed",
     "settled",
     "answered",
+    "forwarded",
 )  # the verdicts of packets that did what they came for
 EVENTS = ("completed", "saturated", "abandoned")
 
@@ -34,16 +36,21 @@ class JobStatus:
     quorum: int
     slots: tuple[int, int]  # the first, and how many
     age_s: float  # since its first rank came, or since all were there
-    members: tuple[Address | None, ...]  # by rank; None: has not joined
+    members: tuple[Address | None, ...]  # the ranks, then the shards; None: has not joined
     lost: tuple[int, ...]
     left: tuple[int, ...]
     stats: JobStats | None
     relayed: bool = False  # its ranks are racks: aggregators
     parent: str = ""  # the aggregator above, if its sums go up
+    shards: int = 0  # members behind its ranks, which are in no sum
 
     @property
     def absent(self) -> tuple[int, ...]:
         return tuple(rank for rank, member in enumerate(self.members) if member is None)
+
+    def text_of(self, *members: int) -> str:
+        """`rank 2`, `rank 2, shard 0`."""
+        return members_text(members, self.world, "rack" if self.relayed else "rank")
 
 
 @dataclass(frozen=True, slots=True)

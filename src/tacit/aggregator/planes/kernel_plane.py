@@ -51,7 +51,8 @@ class _Terms(ctypes.Structure):
         ("quorum", ctypes.c_uint8),
         ("lanes", ctypes.c_uint8),
         ("below", ctypes.c_uint8),
-        ("unused", ctypes.c_uint8 * 2),
+        ("upward", ctypes.c_uint8),
+        ("members", ctypes.c_uint8),
         ("table", ctypes.c_uint8 * 16),
     )
 
@@ -254,13 +255,13 @@ class KernelPlane:
             now_ns = time.monotonic_ns()
             counted = self._counted(id)
             cells = np.frombuffer(self._cells.read_run(2 * job.slots.start, 2 * len(job.slots)), _CELL)
-            members = _Job.from_buffer_copy(own.read(0)).members[: job.world]
+            members = _Job.from_buffer_copy(own.read(0)).members[: len(job.members)]
         waiting = cells["seen"][(cells["seen"] != 0) & (cells["done"] == 0)]
         ranks = tuple(
             RankStats(
                 member.packets,
                 max(0, now_ns - member.last_ns) / 1e9 if member.packets else None,
-                int(np.sum(waiting >> np.uint64(rank) & np.uint64(1) == 0)),
+                int(np.sum(waiting >> np.uint64(rank) & np.uint64(1) == 0)) if rank < job.world else 0,
             )
             for rank, member in enumerate(members)
         )
@@ -335,6 +336,8 @@ def _described(job: PlaneJob) -> _Job:
         job.needed,
         job.lanes,
         job.below,
+        0,
+        len(job.members),
     )
     found.terms.table[:] = job.table
     width = 8 * job.lanes.dtype.itemsize

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """`missing`: unfinished chunks that wait for this rank."""
+    """Of a rank, or of a shard. `missing`: unfinished chunks that wait for it."""
 
     packets: int
     idle_s: float | None  # since its last packet; None: there was none
@@ -21,7 +21,7 @@ class JobStats:
     received_nbytes: int
     answered_nbytes: int
     unfinished: int  # chunks that wait for somebody
-    ranks: tuple[RankStats, ...]
+    ranks: tuple[RankStats, ...]  # and the shards, behind them
     above: int = 0  # of the unfinished, those that have all ranks and wait for the parent
 
     @property
@@ -37,6 +37,7 @@ class JobStats:
             received_bps=8 * (self.received_nbytes - earlier.received_nbytes) / elapsed_s,
             answered_bps=8 * (self.answered_nbytes - earlier.answered_nbytes) / elapsed_s,
             chunks_per_s=(self.counts["completed"] - earlier.counts["completed"]) / elapsed_s,
+            rows_per_s=(self.counts.get("forwarded", 0) - earlier.counts.get("forwarded", 0)) / elapsed_s,
         )
 
 
@@ -45,3 +46,8 @@ class Rates:
     received_bps: float
     answered_bps: float
     chunks_per_s: float
+    rows_per_s: float  # packets of rows
+
+    @property
+    def moves(self) -> bool:
+        return self.chunks_per_s > 0 or self.rows_per_s > 0

@@ -65,6 +65,7 @@ class UserPlane:
                 bytes(job.table),
                 job.below,
                 upstream_of(job),
+                job.shards,
             )
         except ValueError as cause:
             raise ConfigError(str(cause)) from cause

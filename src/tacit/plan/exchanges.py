@@ -1,0 +1,186 @@
+"""The exchange of a whole model under one choice, with all of its buckets ready at once, as `attach` or DDP would do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.buckets import Bucket
+from tacit.errors import ConfigError
+from tacit.exchange import Exchange
+from tacit.layout import Layout
+from tacit.memory import MemoryStore
+from tacit.plan.costs import HALVES, gradient
+from tacit.plan.operations import Bench
+from tacit.plan.predicting import ddp_buckets, exchange_alone, own_buckets
+from tacit.plan.values import BASELINES, BucketSizes, Probe, StrategyCost
+from tacit.schemes import Channel
+from tacit.sim.workloads import Layer, Workload
+from tacit.stats import Stats
+from tacit.strategy import Strategy
+
+_MOST_S = 0.8  # of one exchange: a longer one stops after the buckets that fit
+
+Gradients = dict[str, Tensor]
+"""A model's gradients by layer, each 1-D."""
+
+
+@dataclass(slots=True)
+class ModelExchange:
+    """One choice: `begin` starts an exchange of so many elements a bucket, and returns what waits for its end."""
+
+    choice: str
+    predicted_s: float  # what the pieces add up to
+    numels: list[int]
+    begin: Callable[[], Callable[[], None]]
+    close: Callable[[], None] = lambda: None
+    nmse: Callable[[], float | None] = lambda: None
+
+    def seconds(self, beside: Callable[[], object] = lambda: None) -> float:
+        """One exchange, with something else in this thread meanwhile."""
+        start = time.perf_counter()
+        finish = self.begin()
+        beside()
+        finish()
+        return time.perf_counter() - start
+
+
+class ModelExchanges:
+    """Makes them for one model. Strategies read the same vectors and write their means to the same place: one at a time runs."""
+
+    def __init__(
+        self, bench: Bench, probe: Probe, work: Workload, sizes: BucketSizes, gradients: Gradients | None
+    ):
+        self._bench, self._probe, self._work, self._sizes = bench, probe, work, sizes
+        self._gradients = gradients
+        self._shared: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def of(self, choice: str) -> ModelExchange:
+        cost = self._probe.cost(choice)
+        plain = choice in BASELINES
+        layers = (
+            ddp_buckets(self._work, self._sizes) if plain else own_buckets(self._work, self._sizes.nbytes)
+        )
+        layers = _fitting(self._probe, cost, layers)
+        numels = [sum(layer.parameters for layer in bucket) for bucket in layers]
+        predicted_s = exchange_alone(self._probe, cost, numels)
+        if plain:
+            vectors = [self._vector(bucket) for bucket in layers]
+            return ModelExchange(choice, predicted_s, numels, lambda: _ddp(self._bench, choice, vectors))
+        return self._strategy(choice, cost, predicted_s, layers)
+
+    def _vector(self, layers: Sequence[Layer]) -> Tensor:
+        if self._gradients is None:
+            return gradient(sum(layer.parameters for layer in layers), self._bench.device)
+        return torch.cat([self._gradients[layer.name].reshape(-1).float() for layer in layers])
+
+    def _pair(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+        """A bucket's gradients, and where their mean goes."""
+        key = layers[0].name
+        if key not in self._shared:
+            x = self._vector(layers)
+            self._shared[key] = x, torch.empty_like(x)
+        return self._shared[key]
+
+    def _strategy(
+        self, choice: str, cost: StrategyCost, predicted_s: float, layers: Sequence[Sequence[Layer]]
+    ) -> ModelExchange:
+        bench, strategy = self._bench, Strategy.parse(choice)
+        exchange = Exchange(Channel(bench.wire, strategy.scheme), strategy.what, Stats(), device=bench.device)
+        parts = [
+            Bucket(i, layout_of(bucket), "plan", torch.float32, bench.device)
+            for i, bucket in enumerate(layers)
+        ]
+        pairs = [self._pair(bucket) for bucket in layers]
+        memory, steps = MemoryStore(), iter(range(1 << 20))
+
+        def begin() -> Callable[[], None]:
+            step = next(steps)
+            jobs = [
+                exchange.reduce(bucket, x, memory, _into(mean), seed=0, step=step)
+                for bucket, (x, mean) in zip(parts, pairs, strict=True)
+            ]
+
+            def finish() -> None:
+                exchange.wait(jobs)
+                _wait(bench)
+
+            return finish
+
+        def nmse() -> float | None:
+            return _nmse(bench, pairs) if self._gradients is not None and cost.lossy else None
+
+        return ModelExchange(choice, predicted_s, [x.numel() for x, _ in pairs], begin, exchange.close, nmse)
+
+
+def _fitting(probe: Probe, cost: StrategyCost, layers: list[list[Layer]]) -> list[list[Layer]]:
+    """The first buckets, as many as are exchanged in about `_MOST_S`; at least one."""
+    numels = [sum(layer.parameters for layer in bucket) for bucket in layers]
+    for count in range(len(layers), 1, -1):
+        if exchange_alone(probe, cost, numels[:count]) <= _MOST_S:
+            return layers[:count]
+    return layers[:1]
+
+
+def layout_of(layers: Sequence[Layer]) -> Layout:
+    """The layers as matrices that are as square as can be, and what is left of each as a vector."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in layers:
+        rows = max(1, isqrt(layer.parameters))
+        columns = layer.parameters // rows
+        shapes[layer.name] = (rows, columns)
+        if rest := layer.parameters - rows * columns:
+            shapes[f"{layer.name}.rest"] = (rest,)
+    return Layout.of(shapes)
+
+
+def _into(mean: Tensor) -> Callable[[Tensor], None]:
+    def deliver(found: Tensor) -> None:
+        mean.copy_(found)
+
+    return deliver
+
+
+def _nmse(bench: Bench, pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """|mean - exact|^2 / |exact|^2 over all vectors."""
+    off, whole = 0.0, 0.0
+    for x, mean in pairs:
+        exact = x.double()
+        dist.all_reduce(exact, group=bench.wire.group)
+        exact /= bench.wire.world
+        off += float((mean.double() - exact).square().sum())
+        whole += float(exact.square().sum())
+    if not whole:
+        raise ConfigError(
+            "all gradients of the recorded step are zero; give an example batch from which the model learns"
+        )
+    return off / whole
+
+
+def _ddp(bench: Bench, choice: str, vectors: Sequence[Tensor]) -> Callable[[], None]:
+    """What DDP and its hooks do with buckets that are all ready."""
+    world, works = bench.wire.world, []
+    for x in vectors:
+        sent = x.to(HALVES[choice]).div_(world) if choice in HALVES else x.div_(world)
+        works.append((x, sent, dist.all_reduce(sent, group=bench.wire.group, async_op=True)))
+
+    def finish() -> None:
+        for x, sent, work in works:
+            if work is not None:
+                work.wait()
+            if sent is not x:
+                x.copy_(sent)
+        _wait(bench)
+
+    return finish
+
+
+def _wait(bench: Bench) -> None:
+    if bench.device.type != "cpu":
+        torch.accelerator.synchronize()
