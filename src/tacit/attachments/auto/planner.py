@@ -174,7 +174,8 @@ class AutoPlanner:
         from tacit.plan.probing import probe
         from tacit.plan.steps import slowest
 
-        step = slowest(*clock.recorded(), self._group)
+        recorded, passes_s = clock.recorded()
+        step = slowest(recorded, self._group, totals=passes_s)
         sizes = BucketSizes(self._asked_nbytes, *self._ddp_nbytes)
         found = probe(
             step,
