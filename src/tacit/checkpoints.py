@@ -107,6 +107,16 @@ def auto_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return saved
 
 
+def check_bucket(state: Mapping[str, Any], place: Place, measured: int | None) -> None:
+    """Raises CheckpointError where buckets were measured then and now, and differ: blocks and shards would, and with them the bits."""
+    saved = state.get("bucket", measured)
+    if measured is not None and saved != measured and state["world"] == place.world:
+        raise CheckpointError(
+            f"the checkpoint was written with buckets of {saved} bytes as measured then, and now {measured} were, which would change the bits; attach "
+            f"with bucket={saved}"
+        )
+
+
 def _as_list(state: Any) -> list[Mapping[str, Any]]:
     """Single ranks' states, whatever they were handed over in."""
     if isinstance(state, Mapping) and "ranks" in state:
@@ -145,6 +155,9 @@ def _check_facts(state: Mapping[str, Any]) -> None:
     need(state, "step", is_whole(state.get("step"), 0), "a whole number of at least 0")
     need(state, "seed", is_whole(state.get("seed"), -_LARGEST), "a whole number")
     need(state, "lane", "lane" not in state or is_whole(state["lane"], 0), "a whole number of at least 0")
+    need(
+        state, "bucket", "bucket" not in state or is_whole(state["bucket"], 1), "a whole number of at least 1"
+    )
     need(state, "memory", isinstance(state["memory"], Mapping), "a dict")
 
 

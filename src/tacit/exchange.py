@@ -15,7 +15,7 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from tacit.errors import ConformanceError, TacitError, TransportError
 from tacit.layout import Layout
 from tacit.memory import MemoryStore
 from tacit.requests import Codec, Context, Conversation, Reduced, Request, as_reduced, context_for
-from tacit.schemes import Channel
+from tacit.schemes import Channel, RowRequests
 from tacit.sparse import TouchedRows
 from tacit.stats import Stats
 from tacit.transports import Wire
@@ -38,17 +38,20 @@ _MOST_STARTED = 2  # requests under way, where the scheme does not keep the thre
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
+RowsTalk = Generator[RowRequests, Any, Reduced]  # conversations of all rows of a reduce-scatter, in lock step
+
+
 @dataclass(eq=False, slots=True)
 class Reduction:
     """One conversation on its way; `done` is set when `finish` has run or the exchange has failed."""
 
-    talk: Conversation
+    talk: Conversation | RowsTalk
     rounds: int
     group: str
     seed: int
     finish: Callable[[Reduced], None]
     done: threading.Event = field(default_factory=threading.Event)
-    request: Request | None = None
+    request: Request | RowRequests | None = None
     asked: int = 0
     ready: torch.Event | None = None  # on an accelerator: when the input was computed, and when the result is
     finished: torch.Event | None = None
@@ -59,11 +62,14 @@ class Exchange:
 
     def __init__(self, channel: Channel, codec: Codec, stats: Stats, *, device: torch.device):
         self.channel, self.wire, self.codec, self.stats = channel, channel.wire, codec, stats
+        self.most_started = (
+            _MOST_STARTED  # with 1, what goes first has the wire to itself; each rank may decide for itself
+        )
         self.error: TacitError | None = None
         self.on_fail: Callable[[TacitError], None] = lambda error: None
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._inbox: queue.PriorityQueue[tuple[int, int, Reduction | None, Any]] = queue.PriorityQueue()
-        self._outbox: queue.SimpleQueue[tuple[Reduction, Request] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Reduction, Request | RowRequests] | None] = queue.SimpleQueue()
         self._requesting: deque[Reduction] = deque()  # jobs with requests still to make, in order
         self._open: set[Reduction] = set()
         self._flags: deque[tuple[Layout, int, Tensor]] = deque()
@@ -174,8 +180,17 @@ class Exchange:
         return answer
 
     def submit(
-        self, talk: Conversation, rounds: int, finish: Callable[[Reduced], None], group: str, seed: int
+        self,
+        talk: Conversation | RowsTalk,
+        rounds: int,
+        finish: Callable[[Reduced], None],
+        group: str,
+        seed: int,
+        *,
+        read: Sequence[Tensor] = (),
     ) -> Reduction:
+        """Starts a conversation, in its place in the order. `read`: tensors of the caller's that it uses, on an accelerator in another stream."""
+        self._record(*read)
         job = Reduction(talk, rounds, group, seed, finish)
         if self._stream is not None:
             job.ready = torch.accelerator.current_stream().record_event()
@@ -278,20 +293,27 @@ class Exchange:
             started: deque[tuple[Reduction, str, Callable[[], Any]]] = deque()
             while True:
                 try:
-                    if started and (len(started) == _MOST_STARTED or self._outbox.empty()):
+                    if started and (len(started) >= self.most_started or self._outbox.empty()):
                         self._end(*started.popleft())
                         continue
                     if (item := self._outbox.get()) is None:
                         break
                     started.append(self._start(*item))
+                    if not self.channel.lingers(
+                        item[1]
+                    ):  # its answer is here: nobody should wait for the next one's
+                        while started:
+                            self._end(*started.popleft())
                 except Exception as cause:
                     self._fail(cause)
                     break
                 del item  # as in the codec thread
         self._inbox.put((0, next(self._count), None, None))
 
-    def _start(self, job: Reduction, request: Request) -> tuple[Reduction, str, Callable[[], Any]]:
-        kind = type(request).__name__
+    def _start(
+        self, job: Reduction, request: Request | RowRequests
+    ) -> tuple[Reduction, str, Callable[[], Any]]:
+        kind = type(request.requests[0] if isinstance(request, RowRequests) else request).__name__
         with counted(self.wire, self.stats, kind, job.group):
             return job, kind, self.channel.start(request, job.seed)
 

@@ -5,6 +5,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -23,6 +24,7 @@ from tacit.attachments.kinds import (
     warn_of_early_steps,
     warn_of_lone_group,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
 from tacit.buckets import group_names, parameter_names, sparse_names
 from tacit.errors import ConfigError
@@ -45,6 +47,7 @@ def attach(
     timeout: timedelta | None = None,
     records: str | Path | None = None,
     check_every: int = CHECK_EVERY,
+    overlap: Literal["backward", "forward"] = "backward",
 ) -> Handle:
     """Puts `strategy` on `model`: from now on its ranks exchange as the strategy describes. Call it on all ranks alike.
 
@@ -54,13 +57,17 @@ def attach(
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
         strategy: `when / what / who` as text, or a Strategy; "auto" chooses one while the model trains, for DDP and plain modules, and
             "auto(lossy=False)" only among those that lose no more than a cast to bf16.
-        bucket: the size of what travels together. FSDP2 has units of its own: `bucket` and `timeout` have no effect there.
+        bucket: the size of what travels together, or "auto": measured on attaching, in DDP and plain modules under `every`. FSDP2 has units
+            of its own: `bucket` has no effect there.
         seed: makes stochastic rounding repeatable.
         group: for a plain module the ranks that share it; for FSDP2 the replicas on other hosts, whose all-reduce then takes the strategy;
             for DDP under a rule that merges models the same place of all hosts.
         timeout: bounds every wait (default: the process group's); in gossip, which waits for nobody, the start.
         records: a JSONL file that gets one record a step.
         check_every: steps between two comparisons of a checksum of what all ranks should hold alike; 0 turns them off.
+        overlap: what an exchange goes on beside: "backward", or also the next "forward", each of whose modules then waits for its own
+            gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP and plain modules; call `handle.flush()` before you
+            read parameters outside of a forward pass.
 
     Returns:
         The handle: `stats`, `state_dict()`, `no_sync()`, `merge()`, `close()`.
@@ -89,11 +96,14 @@ def attach(
             optimizer,
             parameters,
             group_names(parameters, optimizer),
-            _bucket_nbytes(bucket),
+            _bucket_nbytes(
+                DEFAULT_NBYTES if auto is not None and bucket == "auto" else bucket, parsed, module
+            ),
             group,
             timeout,
             _whole_steps(check_every),
-            auto or "",
+            _overlap(overlap, parsed, module),
+            asked=auto or "",
         )
         if auto is not None:
             check_kind(target, str(strategy), bool(sparse_names(module, parameters)))
@@ -176,7 +186,14 @@ def _starts_with_gradients(strategy: Strategy) -> bool:
     return isinstance(strategy.when, MergeRule) and strategy.when.after > 0
 
 
-def _bucket_nbytes(bucket: str | int) -> int:
+def _bucket_nbytes(bucket: str | int, strategy: Strategy, module: nn.Module) -> int | None:
+    """None where it is to be measured."""
+    if bucket == "auto":
+        if not isinstance(strategy.when, GradientRule) or kind_of(module) == "fsdp2":
+            raise ConfigError(
+                "bucket='auto' is for DDP and plain modules that exchange gradients in every step; name a size, 4MiB for example"
+            )
+        return None
     nbytes = parse_size(bucket)
     if nbytes < 1:
         raise ConfigError(f"bucket={bucket}: a bucket has at least one byte; the default is 4MiB")
@@ -189,6 +206,16 @@ def _whole_steps(check_every: int) -> int:
             f"check_every={check_every!r}: steps between two checks of equal bits, or 0 for none"
         )
     return check_every
+
+
+def _overlap(overlap: str, strategy: Strategy, module: nn.Module) -> str:
+    if overlap not in ("backward", "forward"):
+        raise ConfigError(f'overlap={overlap!r}: write "backward", the default, or "forward"')
+    if overlap == "forward" and not (isinstance(strategy.when, GradientRule) and kind_of(module) != "fsdp2"):
+        raise ConfigError(
+            "overlap='forward' is for DDP and plain modules, and strategies that exchange gradients in every step; leave it out here"
+        )
+    return overlap
 
 
 def _ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[int]:

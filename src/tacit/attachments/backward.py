@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit import recycled
+from tacit.attachments.ahead import ForwardOverlap
 from tacit.attachments.handle import Handle
 from tacit.buckets import Bucket, flat_view
 from tacit.errors import ConfigError, TacitError
@@ -18,8 +19,15 @@ from tacit.exchange import Exchange, Reduction
 class Backward:
     """Collects the gradients of one pass after another. All methods run in the training thread."""
 
-    def __init__(self, handle: Handle, exchange: Exchange, buckets: list[Bucket]):
-        self.handle, self.exchange, self.buckets = handle, exchange, buckets
+    def __init__(
+        self,
+        handle: Handle,
+        exchange: Exchange,
+        buckets: list[Bucket],
+        overlap: ForwardOverlap | None = None,
+    ):
+        """`overlap`: takes over what is on its way when a pass is over; nobody waits for it here, and no gradient is overwritten."""
+        self.handle, self.exchange, self.buckets, self.overlap = handle, exchange, buckets, overlap
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
         self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)
@@ -52,19 +60,43 @@ class Backward:
         if gradient.is_sparse != (name in self.sparse):
             raise _wrong_kind(name, gradient)
         self.arrived[name] = gradient
-        self._missing[self._bucket_of[name].index] -= 1
+        bucket = self._bucket_of[name]
+        self._missing[bucket.index] -= 1
         self._delivered = delivered or self._delivered
+        if self.overlap is not None and self._missing[bucket.index] == 0:
+            self.overlap.computed(bucket)
         if self.held is not None and self.complete:
             self.held(self.arrived)
         if self.held is None or self.complete:
             self._send_complete()
 
     def _send_complete(self) -> None:
-        while len(self._jobs) < len(self.buckets) and self._missing[len(self._jobs)] == 0:
-            self._jobs.append(self._send(self.buckets[len(self._jobs)], self._delivered))
+        while (following := self._following) is not None and self._missing[following.index] == 0:
+            self._jobs.append(self._send(following, self._delivered))
+
+    @property
+    def _following(self) -> Bucket | None:
+        """The next bucket to leave; None when all have."""
+        sent = len(self._jobs)
+        if sent == len(self.buckets):
+            return None
+        return self.buckets[sent if self.overlap is None else self.overlap.order[sent]]
 
     def _send(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
+        if self.overlap is not None:
+            return self._send_ahead(bucket, self.overlap)
         return (self._send_rows if bucket.sparse else self._send_flat)(bucket, delivered)
+
+    def _send_ahead(self, bucket: Bucket, overlap: ForwardOverlap) -> Reduction:
+        x = recycled.join(
+            [self.arrived[name] for name in bucket.names]
+        )  # what is theirs may change from now on
+        flight = overlap.launched(bucket)
+        handle = self.handle
+        flight.job = self.exchange.reduce(
+            bucket, x, handle.memory, flight.land, seed=handle.seed, step=handle.step
+        )
+        return flight.job
 
     def _send_flat(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         parts = [self.arrived[name] for name in bucket.names]
@@ -97,10 +129,11 @@ class Backward:
         )
 
     def finish(self) -> None:
-        """Waits until every gradient is a mean; raises what ended the exchange."""
+        """Waits until every gradient is a mean, unless they are awaited in the next forward; raises what ended the exchange."""
         jobs, means = self._jobs, self.arrived
         self._reset()
-        self.exchange.wait(jobs)
+        if self.overlap is None:
+            self.exchange.wait(jobs)
         self.handle.stepped(
             sum((mean.values() if mean.is_sparse else mean).numel() for mean in means.values())
         )

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
@@ -28,6 +30,7 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes, warn_of_wide_buckets
 from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
@@ -58,10 +61,15 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         return
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
-    cut = cutter(weak_parameters(reduced), labels, outer_names(ddp, reduced), sparse_names(ddp, reduced))
-    buckets = cut(bucket_nbytes)
+    outer, sparse = outer_names(ddp, reduced), sparse_names(ddp, reduced)
+    cut = cutter(weak_parameters(reduced), labels, outer, sparse)
+    buckets = cut(bucket_nbytes or DEFAULT_NBYTES)
     stray = _stray(ddp, reduced)
-    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray]
+    optimizer = None
+    if target.overlap == "forward":
+        _refuse_unused(ddp, buckets)
+        optimizer = refuse_what_forbids_it(target.optimizer, ddp.module, reduced)
+    facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap, bucket_nbytes]
     agree(ddp.process_group, handle.strategy, facts, timeout, asked=target.asked)
     if stray:
         raise ConfigError(
@@ -69,10 +77,16 @@ def attach_ddp(handle: Handle, target: Target) -> None:
             f"build DDP(model) again"
         )
     with left_on_failure(open_channel(handle.strategy, ddp.process_group, timeout)) as channel:
+        nbytes = settled_nbytes(handle, channel, reduced, bucket_nbytes)
+        buckets = cut(nbytes)
+        if (
+            channel.wire.paced or channel.wire.world == 2
+        ):  # not where links are so fast that nothing is to be gained
+            warn_of_wide_buckets(ddp, sum(p.nbytes for p in reduced.values()), nbytes)
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, cut)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -120,6 +134,15 @@ def _stray(ddp: nn.parallel.DistributedDataParallel, reduced: Mapping[str, nn.Pa
     return [name for name, p in names.items() if p.requires_grad and name not in reduced]
 
 
+def _refuse_unused(ddp: nn.parallel.DistributedDataParallel, buckets: list[Bucket]) -> None:
+    """What DDP finds out about unused parameters comes with the last gradient, after the step has begun."""
+    if ddp.find_unused_parameters or ddp.static_graph:
+        raise ConfigError(
+            "overlap='forward' needs a gradient of every parameter in every step; build DDP without find_unused_parameters= and static_graph="
+        )
+    refuse_sparse(buckets)
+
+
 class DdpAttachment:
     """Keeps the two halves of a step together: DDP's buckets coming in, tacit's going out."""
 
@@ -130,14 +153,21 @@ class DdpAttachment:
         channel: Channel,
         buckets: list[Bucket],
         guard: Guard,
+        parameters: Mapping[str, nn.Parameter],
+        stepped: torch.optim.Optimizer | None,
         cut: Callable[[int], list[Bucket]],
     ):
+        """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
         self._handle, self._cut = handle, cut
+        self._overlap: ForwardOverlap | None = None
         self._pending: dict[str, _Pending] = {}
         self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
+        if stepped is not None:
+            self._overlap = ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
+            self._backward.overlap = self._overlap
         self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
 
     def _opened(self, strategy: Strategy, buckets: list[Bucket]) -> Exchange:
@@ -174,6 +204,8 @@ class DdpAttachment:
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """One of DDP's buckets: its gradients arrive, and its future completes when all of them are means."""
         if not self._backward.started:
+            if self._overlap is not None:
+                self._overlap.begin()
             self._guard.begin()
         buffer = bucket.buffer()
         names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
@@ -187,12 +219,20 @@ class DdpAttachment:
             start = stop
         if self._backward.complete:  # as DDP does: with the last gradient, whichever nested pass brings it
             call_after_backward(self._finish)
+        if self._overlap is not None:  # DDP's copy of the gradients has been read when the pass is over
+            pending.release()
         return pending.future
 
     def _finish(self) -> None:
         self._backward.finish()
         self._guard.end()
         self._handle.step_ended()
+        if self._overlap is not None:
+            call_after_backward(self._overlap.handed_over)  # after DDP, which writes gradients until then
+
+    def flush(self) -> None:
+        if self._overlap is not None:
+            self._overlap.flush()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()
@@ -210,8 +250,12 @@ class DdpAttachment:
     def close(self) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            exchange.close()
-            leave(self.channel)
+            try:
+                if self._overlap is not None:
+                    self._overlap.close()
+            finally:
+                exchange.close()
+                leave(self.channel)
 
 
 class _Pending:
@@ -231,6 +275,12 @@ class _Pending:
             if self._missing != 0:
                 return
         self._start.set_result(self._buffer)  # on an accelerator this records when the buffer is ready
+
+    def release(self) -> None:
+        """DDP need not wait."""
+        with self._lock:
+            self._missing = 0
+        self._start.set_result(self._buffer)
 
     def fail(self, error: BaseException) -> None:
         with self._lock:

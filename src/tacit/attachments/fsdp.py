@@ -5,12 +5,11 @@
 - `group=` replicas on other hosts: the reduce-scatter inside the host stays native, and the all-reduce between hosts,
   on each shard, takes the strategy.
 
-FSDP2 calls both from its own place in the backward pass and waits, so no thread of tacit's is involved.
+FSDP2 calls both from its own place in the backward pass, which goes on meanwhile: see fsdp_pass.py.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,26 +19,27 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from tacit import recycled
 from tacit.attachments.agreement import agree
-from tacit.attachments.backward import call_after_backward
-from tacit.attachments.guard import Guard, Note, Watch
-from tacit.attachments.handle import Handle, switched_off
+from tacit.attachments.fsdp_pass import FsdpPass, Outgoing
+from tacit.attachments.fsdp_units import ShardRows, Unit, UnitRowMemory, chunk_numel, shards_of
+from tacit.attachments.guard import BackgroundGuard, Guard, Watch
+from tacit.attachments.handle import (
+    Handle,
+    leave,
+    leave_with,
+    left_on_failure,
+    open_channel,
+    switched_off,
+    when_dropped,
+)
 from tacit.attachments.target import Target
 from tacit.buckets import clean_name, outer_names, sparse_names
 from tacit.errors import ConfigError, ConformanceError
-from tacit.exchange import converse, counted, report_nonfinite
-from tacit.layout import Layout, Span
-from tacit.memory import MemoryStore
-from tacit.requests import (
-    Conversation,
-    Max,
-    Reduced,
-    Request,
-    as_reduced,
-    context_for,
-)
-from tacit.schemes import Channel
-from tacit.transports import Wire
+from tacit.exchange import Exchange, RowsTalk, report_nonfinite
+from tacit.layout import Layout
+from tacit.requests import Conversation, Reduced, as_reduced, context_for
+from tacit.schemes import Channel, RowRequests
 
 
 def attach_fsdp(handle: Handle, target: Target) -> None:
@@ -52,7 +52,7 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
     name_of = {id(p): clean_name(name, model) for name, p in model.named_parameters()}
     outer = outer_names(model, target.parameters)
     units = [
-        _Unit.of(module, name_of, groups, outer)
+        Unit.of(module, name_of, groups, outer)
         for module in model.modules()
         if isinstance(module, FSDPModule)
     ]
@@ -62,8 +62,8 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
         raise ConfigError(
             f"FSDP2 scatters its sums over the ranks; {handle.strategy.scheme} has no part in that: write sharded"
         )
-    wire = Wire(replicas if replicas is not None else units[0].group)
-    if wire.world == 1:
+    group = replicas if replicas is not None else units[0].group
+    if dist.get_world_size(group) == 1:
         return
     if replicas is None and any(unit.group is not units[0].group for unit in units):
         raise ConfigError("the model is sharded over several meshes; tacit needs one mesh for all its units")
@@ -77,138 +77,17 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
                 f"{unit.names[0]!r} is sharded along dimension {max(unit.dims)}; {handle.strategy.what} needs 0"
             )
     facts = [(unit.names, unit.shapes, sorted(unit.outer)) for unit in units]
-    channel = Channel(wire, handle.strategy.scheme)  # none that has to be opened
-    agree(wire.group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], None)
-    wire.measure()
+    agree(group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], target.timeout)
     # on one mesh every rank has a shard of its own
     alike = None if replicas is None else lambda: shards_of(units)
-    device = next(iter(shards_of(units).values())).device
-    guard = Guard(handle, Watch(model, by_name=True), alike, check_every, device)
-    handle.fasten(FsdpAttachment(handle, model, units, frozen, channel, guard, scatter=replicas is None))
-
-
-def shards_of(units: Sequence["_Unit"]) -> dict[str, Tensor]:
-    """This rank's part of every parameter, also while FSDP2 has gathered the whole ones."""
-    named = [(name, p) for unit in units for name, p in zip(unit.names, unit.params, strict=True)]
-    return {name: p.sharded_param.detach().to_local() for name, p in named}
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """One `fully_shard`ed module's parameters, as FSDP2 lays them out for its reduce-scatter."""
-
-    module: FSDPModule
-    names: tuple[str, ...]
-    params: tuple[Any, ...]  # FSDP2's own records of them
-    shapes: tuple[tuple[int, ...], ...]
-    dims: tuple[int, ...]
-    outer: frozenset[str]  # embeddings and the head
-    label: str
-    hsdp: bool
-    group: Any  # a ProcessGroup; None in a unit without parameters
-
-    @staticmethod
-    def of(
-        module: FSDPModule, name_of: Mapping[int, str], groups: Mapping[str, str], outer: Collection[str]
-    ) -> "_Unit":
-        found = module._get_fsdp_state()._fsdp_param_groups
-        if len(found) > 1:
-            raise ConfigError(
-                "a module sharded over several meshes cannot take a strategy; shard it over one"
-            )
-        params = [p for g in found for p in g.fsdp_params if p.sharded_param.requires_grad]
-        names = tuple(name_of[id(p.sharded_param)] for p in params)
-        return _Unit(
-            module=module,
-            names=names,
-            params=tuple(params),
-            shapes=tuple(tuple(p._orig_size) for p in params),
-            dims=tuple(p.fsdp_placement.dim for p in params),
-            outer=frozenset(name for name in names if name in outer),
-            label="+".join(sorted({groups[name] for name in names})),  # a unit travels as one
-            hsdp=any(g._is_hsdp for g in found),
-            group=found[0]._reduce_scatter_process_group if found else None,
+    device = units[0].device
+    with left_on_failure(open_channel(handle.strategy, group, target.timeout)) as channel:
+        guard = Guard(handle, Watch(model, by_name=True), alike, check_every, device)
+        attachment = FsdpAttachment(
+            handle, model, units, frozen, channel, guard, device, group, scatter=replicas is None
         )
-
-    def part(self, rank: int, world: int) -> Layout:
-        """What of the parameters is in the shard of `rank`: whole rows (slices of the cut dimension), then padding."""
-        spans, start = [], 0
-        for name, shape, dim in zip(self.names, self.shapes, self.dims, strict=True):
-            here, first = shape, 0
-            if shape:
-                rows = -(-shape[dim] // world)
-                first = rank * rows
-                left = max(0, min(rows, shape[dim] - first))
-                here = (*shape[:dim], left, *shape[dim + 1 :])
-            end, outer = start + prod(here), name in self.outer
-            spans.append(Span(name, here, start, end, shape, dim, first, outer))
-            start += _chunk(shape, dim, world)
-        return Layout(tuple(spans), start)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRows:
-    """A unit's gradient as FSDP2 hands it over: `world` rows, each with one chunk of every parameter, padded to equal size.
-
-    Cut along dimension 0, a parameter's chunks one behind the other are the parameter itself, then padding.
-    """
-
-    names: tuple[str, ...]
-    numels: tuple[int, ...]  # of the whole parameters
-    chunks: tuple[int, ...]  # of each in a row
-    world: int
-
-    @property
-    def key(self) -> str:
-        return self.names[0]
-
-    @property
-    def numel(self) -> int:
-        return self.world * sum(self.chunks)
-
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        columns = flat.view(self.world, -1).split(self.chunks, dim=1)
-        return {
-            n: c.reshape(-1)[:numel] for n, numel, c in zip(self.names, self.numels, columns, strict=True)
-        }
-
-    def join(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        flat = like.new_zeros(self.numel)
-        columns = flat.view(self.world, -1).split(self.chunks, dim=1)
-        for name, column, chunk in zip(self.names, columns, self.chunks, strict=True):
-            if name in parts:
-                padded = like.new_zeros(self.world * chunk)
-                padded[: parts[name].numel()] = parts[name]
-                column.copy_(padded.view(self.world, chunk))
-        return flat
-
-
-@dataclass(frozen=True, slots=True)
-class _RowMemory:
-    """One row of the unit's memory, as the row's codec sees it."""
-
-    memory: MemoryStore
-    unit: ShardRows
-    row: int
-    layout: Layout
-    device: torch.device
-
-    def vector(self, slot: str) -> Tensor:
-        return self.memory.vector(slot, self.unit, self.device).view(self.unit.world, -1)[self.row]
-
-    def tensor(
-        self,
-        slot: str,
-        name: str,
-        shape: Sequence[int | None],
-        *,
-        rule: str,
-        dtype: torch.dtype = torch.float32,
-        init: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
-        return self.memory.of(self.layout, self.device).tensor(
-            slot, name, shape, rule=rule, dtype=dtype, init=init
-        )
+        leave_with(attachment, channel)
+    handle.fasten(attachment)
 
 
 class FsdpAttachment:
@@ -218,20 +97,22 @@ class FsdpAttachment:
         self,
         handle: Handle,
         model: nn.Module,
-        units: Sequence[_Unit],
+        units: Sequence[Unit],
         frozen: Sequence[FSDPModule],
         channel: Channel,
         guard: Guard,
+        device: torch.device,
+        group: dist.ProcessGroup,
         *,
         scatter: bool,
     ):
-        self.channel, self.wire = channel, channel.wire
+        self.channel, self.wire, self._group = channel, channel.wire, group
         self.handle, self._model, self._units, self._scatter = handle, model, units, scatter
-        self._frozen, self._guard = frozen, guard
-        self._asked: tuple[Note, Tensor] | None = None
-        self._begun = False
+        self._frozen = frozen
+        self.exchange = Exchange(channel, handle.strategy.what, handle.stats, device=device)
+        when_dropped(self, self.exchange.drop)
+        self.under_way = FsdpPass(handle, self.exchange, BackgroundGuard(guard, self.exchange, device))
         self.numels: dict[str, int] = {}
-        self._exchanged = 0  # elements in this round; a round is one backward pass
         for unit in units:
             if scatter:
                 comm = _ReduceScatter(self, unit)
@@ -245,36 +126,6 @@ class FsdpAttachment:
             for module in frozen:  # thawed on one rank alone, they would send what nobody waits for
                 module.set_custom_reduce_scatter(_Refused(self))
 
-    def begin(self, device: torch.device) -> None:
-        """Before anything is sent in a backward pass, from `device`: ranks compare notes. An accelerator's answer is read one pass later."""
-        if self._begun:
-            return
-        self._judge()
-        note = self._guard.note(device=device)
-        with counted(self.wire, self.handle.stats, "Max", "control"):
-            self._asked = note, self._ask(Max(note.sent))
-        if self._asked[1].device.type == "cpu":
-            self._judge()
-        self._begun = True
-
-    def _judge(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._guard.judge(*asked, self._ask)
-
-    def _ask(self, request: Request) -> Any:
-        return self.channel.answer(request, 0)
-
-    def exchanged(self, numel: int) -> None:
-        """A unit has been exchanged; the round is over when the backward pass is."""
-        if self._exchanged == 0:
-            call_after_backward(self._end_round)
-        self._exchanged += numel
-
-    def _end_round(self) -> None:
-        numel, self._exchanged, self._begun = self._exchanged, 0, False
-        self.handle.stepped(numel)
-
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._model.set_requires_gradient_sync)  # type: ignore[arg-type]
 
@@ -287,17 +138,21 @@ class FsdpAttachment:
             if self._scatter:
                 unit.module.set_custom_reduce_scatter(DefaultReduceScatter())
             else:
-                unit.module.set_all_reduce_hook(_plain_mean(self.wire))
+                unit.module.set_all_reduce_hook(_plain_mean(self._group))
+        self.exchange.close()
+        leave(self.channel)
 
 
 class _ReduceScatter(ReduceScatter):
     """FSDP2's reduce-scatter: a conversation for every row, in lock step; rank r gets the sum of row r."""
 
-    def __init__(self, attachment: FsdpAttachment, unit: _Unit):
+    def __init__(self, attachment: FsdpAttachment, unit: Unit):
         self._attachment, self._unit = attachment, unit
         world = attachment.wire.world
         numels = tuple(prod(shape) for shape in unit.shapes)
-        chunks = tuple(_chunk(shape, dim, world) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
+        chunks = tuple(
+            chunk_numel(shape, dim, world) for shape, dim in zip(unit.shapes, unit.dims, strict=True)
+        )
         self.layout = ShardRows(unit.names, numels, chunks, world)
         self._rows = [unit.part(row, world) for row in range(world)]
 
@@ -310,58 +165,61 @@ class _ReduceScatter(ReduceScatter):
         handle, wire = self._attachment.handle, self._attachment.wire
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
-        self._attachment.begin(input_tensor.device)
+        self._attachment.under_way.begin()
         if input_tensor.numel() != self.layout.numel:
             raise ConfigError(
                 f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
                 f"parameters took no part; call model.set_reduce_scatter_unused_params(True)"
             )
-        with handle.stats.timed("wait"):
-            total = self._converse(input_tensor.view(wire.world, -1))
-        output_tensor.copy_(total / wire.world if op == dist.ReduceOp.AVG else total)
-        self._report(input_tensor.view(wire.world, -1)[wire.rank], output_tensor)
-        self._attachment.exchanged(input_tensor.numel())
-        return None
+        rows, own, step = input_tensor.view(wire.world, -1), self._rows[wire.rank], handle.step
+        average = op == dist.ReduceOp.AVG  # with SUM, FSDP2 divides what comes back
 
-    def _report(self, own: Tensor, mean: Tensor) -> None:
-        """Each rank sees its own row of the sum; on an accelerator looking would stop it, and the optimizer will see."""
-        if mean.device.type == "cpu" and not bool(mean.sum().isfinite()):
-            row = self._rows[self._attachment.wire.rank]
-            handle = self._attachment.handle
-            report_nonfinite(handle.stats, handle.step, row.split(own), row.split(mean))
+        def mean(reduced: Reduced) -> Tensor:
+            found = reduced.total / wire.world if average else reduced.total
+            # on an accelerator looking would stop it, and the optimizer will see
+            if found.device.type == "cpu" and not bool(found.sum().isfinite()):
+                report_nonfinite(handle.stats, step, own.split(rows[wire.rank]), own.split(found))
+            return found
 
-    def _converse(self, rows: Tensor) -> Tensor:
-        handle, wire, codec = (
-            self._attachment.handle,
-            self._attachment.wire,
-            self._attachment.handle.strategy.what,
-        )
         contexts = [
             context_for(
-                _RowMemory(handle.memory, self.layout, row, self._rows[row], x.device),
+                UnitRowMemory(handle.memory, self.layout, row, self._rows[row], x.device),
                 seed=handle.seed,
-                step=handle.step,
+                step=step,
                 bucket=f"{self.layout.key}#{row}",
                 rank=wire.rank,
                 world=wire.world,
             )
             for row, x in enumerate(rows)
         ]
+        codec = handle.strategy.what
         talks = [codec.reduce(x, context) for x, context in zip(rows, contexts, strict=True)]
-        answers: list[Any] = [None] * wire.world
-        for _ in range(codec.traits.rounds):
-            with handle.stats.timed("encode"):
-                requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
-            with counted(wire, handle.stats, type(requests[0]).__name__, self._unit.label):
-                answers = self._attachment.channel.scheme.answer_rows(
-                    wire, requests, contexts[wire.rank].own_seed
-                )
-        with handle.stats.timed("decode"):
-            reduced = _end(talks[wire.rank], answers[wire.rank])
-            for row, talk in enumerate(talks):
-                if row != wire.rank and (codec.traits.remembers or codec.traits.stateful):
-                    _end(talk, answers[row])
-        return reduced.total
+        kept = codec.traits.remembers or codec.traits.stateful
+        talk, rounds = _in_lock_step(talks, codec.traits.rounds, wire.rank, kept), codec.traits.rounds
+        outgoing = Outgoing(self._unit, own, talk, rounds, contexts[wire.rank].own_seed, input_tensor, mean)
+        self._attachment.under_way.send(outgoing, output_tensor, late=average)
+        return None
+
+
+def _in_lock_step(talks: Sequence[Conversation], rounds: int, own: int, kept: bool) -> RowsTalk:
+    """The conversations of all rows as one, whose end is that of this rank's `own` row. `kept`: the others' ends are remembered too."""
+    answers: Sequence[Any] = [None] * len(talks)
+    for _ in range(rounds):
+        requests = [talk.send(answer) for talk, answer in zip(talks, answers, strict=True)]
+        answers = yield RowRequests(tuple(requests))
+    reduced = _end(talks[own], answers[own])
+    for row, talk in enumerate(talks):
+        if row != own and kept:
+            _end(talk, answers[row])
+    return reduced
+
+
+def _end(talk: Conversation, answer: Any) -> Reduced:
+    try:
+        talk.send(answer)
+    except StopIteration as end:
+        return as_reduced(end.value)
+    raise ConformanceError("the codec made more requests than it declares")
 
 
 class _Refused(ReduceScatter):
@@ -376,35 +234,27 @@ class _Refused(ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        self._attachment.begin(input_tensor.device)
+        self._attachment.under_way.begin()
         raise ConfigError("a unit of FSDP2 was unfrozen after attach(); close the handle and attach again")
-
-
-def _end(talk: Conversation, answer: Any) -> Reduced:
-    try:
-        talk.send(answer)
-    except StopIteration as end:
-        return as_reduced(end.value)
-    raise ConformanceError("the codec made more requests than it declares")
-
-
-def _chunk(shape: tuple[int, ...], dim: int, world: int) -> int:
-    return -(-shape[dim] // world) * prod(shape) // max(1, shape[dim]) if shape else 1
 
 
 class _AllReduce:
     """The all-reduce of each shard between replicas: one whole conversation."""
 
-    def __init__(self, attachment: FsdpAttachment, unit: _Unit):
+    def __init__(self, attachment: FsdpAttachment, unit: Unit):
         self._attachment, self._unit = attachment, unit
         inside = dist.get_world_size(unit.group)
-        chunks = (_chunk(shape, dim, inside) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
+        chunks = (chunk_numel(shape, dim, inside) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
         self.layout = Layout.of({name: (chunk,) for name, chunk in zip(unit.names, chunks, strict=True)})
         self._part = unit.part(dist.get_rank(unit.group), inside)
 
     def __call__(self, shard: Tensor) -> None:
-        handle, wire = self._attachment.handle, self._attachment.wire
-        self._attachment.begin(shard.device)
+        handle, wire, codec = (
+            self._attachment.handle,
+            self._attachment.wire,
+            self._attachment.handle.strategy.what,
+        )
+        self._attachment.under_way.begin()
         context = context_for(
             handle.memory.of(self._part, shard.device, self.layout),
             seed=handle.seed,
@@ -413,18 +263,24 @@ class _AllReduce:
             rank=wire.rank,
             world=wire.world,
         )
-        talk = handle.strategy.what.reduce(shard, context)
-        with handle.stats.timed("wait"):
-            reduced = converse(
-                self._attachment.channel, talk, context.own_seed, handle.stats, self._unit.label
-            )
-        shard.copy_(reduced.total / wire.world)
-        self._attachment.exchanged(shard.numel())
+        x = recycled.clone(shard)  # the gradient is where `shard` is
+        outgoing = Outgoing(
+            self._unit,
+            self._part,
+            codec.reduce(x, context),
+            codec.traits.rounds,
+            context.own_seed,
+            x,
+            lambda reduced: reduced.total / wire.world,
+        )
+        # FSDP2 divides 16-bit floats that overflow once more; and where a part of the unit alone has gradients, it is not known which
+        late = shard.dtype in (torch.float32, torch.bfloat16) and shard.numel() == self._part.numel
+        self._attachment.under_way.send(outgoing, shard, late=late)
 
 
-def _plain_mean(wire: Wire) -> Callable[[Tensor], None]:
+def _plain_mean(group: dist.ProcessGroup) -> Callable[[Tensor], None]:
     def hook(shard: Tensor) -> None:
-        dist.all_reduce(shard, group=wire.group)
-        shard.div_(wire.world)
+        dist.all_reduce(shard, group=group)
+        shard.div_(dist.get_world_size(group))
 
     return hook

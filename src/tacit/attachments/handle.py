@@ -76,6 +76,13 @@ class Planner(Protocol):
         ...
 
 
+@runtime_checkable
+class Owing(Attachment, Protocol):
+    """One that may owe gradients or steps to parameters after `backward()` and `step()` have returned."""
+
+    def flush(self) -> None: ...
+
+
 class Handle:
     """One strategy on one model on one rank, until `close()`. `tacit.attach` makes it.
 
@@ -112,6 +119,7 @@ class Handle:
         self.rank, self.world = 0, 1
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
+        self.bucket_nbytes: int | None = None  # with bucket="auto", what was measured
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
         self.planner: Planner | None = None  # where the strategy is `auto`
@@ -229,6 +237,22 @@ class Handle:
         if isinstance(self._attachment, Parting):
             self._attachment.merge()
 
+    def flush(self) -> None:
+        """Waits for what is still on its way, with `overlap="forward"`: call it before you read or change parameters outside of a forward pass.
+
+        Elsewhere nothing is on its way, and it does nothing.
+
+        Raises:
+            TransportError: The exchange has ended.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.flush()
+        """
+        if isinstance(self._attachment, Owing):
+            self._attachment.flush()
+
     def divergence(self) -> float:
         """How far the ranks' models differ. All ranks must call it, except in gossip, where each rank queries others by itself.
 
@@ -303,9 +327,11 @@ class Handle:
             raise ConfigError(
                 "the handle is closed; attach the model again, and load the state into that handle"
             )
+        self.flush()
         place = checkpoints.Place(self.rank, self.world, self._lane)
         strategy = checkpoints.strategy_of(state) if self.planner is not None else str(self.strategy)
         chosen = checkpoints.pick(state, place, strategy, self.numels)
+        checkpoints.check_bucket(chosen, place, self.bucket_nbytes)
         parting = self._attachment if isinstance(self._attachment, Parting) else None
         if parting is not None:
             checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
@@ -371,13 +397,16 @@ class Handle:
         return self._process - self.rank * (dist.get_world_size() // self.world) if _distributed() else 0
 
     def _own_state(self) -> dict[str, Any]:
+        self.flush()
         if self.closed and self._parts:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
         planned = {"auto": self.planner.save()} if self.planner is not None else {}
+        sized = {} if self.bucket_nbytes is None else {"bucket": self.bucket_nbytes}
         return (
             parted
             | planned
+            | sized
             | {
                 "format": checkpoints.FORMAT,
                 "strategy": str(self.strategy),

@@ -28,6 +28,7 @@ from tacit.attachments.handle import (
     when_dropped,
 )
 from tacit.attachments.plain import PlainAttachment
+from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
 from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
 from tacit.checkpoints import is_whole, need, need_all
@@ -53,10 +54,10 @@ def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
     if dist.get_world_size(group) == 1:
         return
     outer = outer_names(model, parameters)
-    buckets = plan(parameters, target.groups, target.bucket_nbytes, outer)
+    buckets = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer)
     opening = buckets  # models are dense, and the gradients before them may not be
     if rule.after and (sparse := sparse_names(model, parameters)):
-        opening = plan(parameters, target.groups, target.bucket_nbytes, outer, sparse)
+        opening = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
     facts = ["models", digest_of(buckets), digest_of(opening), handle.seed, check_every]
     agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
 from tacit.attachments.backward import Backward, call_after_backward
-from tacit.attachments.guard import Guard, Watch
+from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
     leave,
@@ -27,8 +28,10 @@ from tacit.attachments.handle import (
     weakly,
     when_dropped,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes
 from tacit.attachments.target import Target
 from tacit.buckets import Bucket, cutter, digest_of, outer_names, sparse_names
+from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.schemes import Channel
@@ -43,15 +46,23 @@ def attach_plain(handle: Handle, target: Target) -> None:
         return
     outer, sparse = outer_names(model, parameters), sparse_names(model, parameters)
     cut = cutter(weak_parameters(parameters), target.groups, outer, sparse)
-    buckets = cut(target.bucket_nbytes)
-    facts = ["plain", digest_of(buckets), handle.seed, check_every]
+    buckets = cut(target.bucket_nbytes or DEFAULT_NBYTES)
+    optimizer = None
+    if target.overlap == "forward":
+        refuse_sparse(buckets)
+        optimizer = refuse_what_forbids_it(target.optimizer, model, parameters)
+    facts = ["plain", digest_of(buckets), handle.seed, check_every, target.bucket_nbytes, target.overlap]
     agree(group, handle.strategy, facts, timeout, asked=target.asked)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
+        nbytes = settled_nbytes(handle, channel, parameters, target.bucket_nbytes)
+        buckets = cut(nbytes)
         guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
         attachment = PlainAttachment(
             handle, channel, handle.strategy.what, parameters, buckets, guard, cut=cut
         )
+        if optimizer is not None:
+            attachment.go_on_in_forward(model, optimizer)
         leave_with(attachment, channel)
     handle.fasten(attachment)
 
@@ -78,6 +89,9 @@ class PlainAttachment:
         self._parameters = weak_parameters(parameters)
         arrive = self._arrive if held else weakly(self._arrive)
         self.exchange = self._opened(codec, buckets)
+        self._overlap: ForwardOverlap | None = None
+        self._note: BackgroundGuard | None = None
+        self._unused: Callable[[], Tensor] | None = None
         self._sync = True
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: arrive(name, p.grad))
@@ -106,6 +120,13 @@ class PlainAttachment:
     def settle(self) -> None:
         """Nothing is left in the exchange between two steps."""
 
+    def go_on_in_forward(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Before the first pass: exchanges then go on beside the next forward pass of `model` too."""
+        buckets, parameters = self._backward.buckets, self._parameters()
+        self._overlap = ForwardOverlap(self.exchange, model, optimizer, parameters, buckets)
+        self._note = BackgroundGuard(self._guard, self.exchange, buckets[0].device)
+        self._backward.overlap = self._overlap
+
     @property
     def numels(self) -> dict[str, int]:
         return self._backward.numels
@@ -114,6 +135,8 @@ class PlainAttachment:
         if not self._sync:
             return
         if not self._backward.started:
+            if self._overlap is not None:
+                self._begin_ahead(self._overlap)
             call_after_backward(self._finish)
         assert gradient is not None
         self._backward.arrive(name, _flat(gradient))
@@ -128,6 +151,11 @@ class PlainAttachment:
                 self._backward.arrive(name, _flat(kept))
         means = dict(arrived)
         self._backward.finish()
+        if self._overlap is not None and self._note is not None:
+            self._note.end()
+            self._unused = self.exchange.start(Max(1 - used.to(self._backward.buckets[0].device)))
+            self._overlap.handed_over()
+            return
         note = self._guard.note()
         answer = self.exchange.ask(Max(torch.cat([used.to(note.own.device), note.sent])))
         self._guard.judge(note, answer[len(used) :], self.exchange.ask)
@@ -139,6 +167,23 @@ class PlainAttachment:
                 self._handle.memory.give_back(name, means[name])
         self._handle.step_ended()
 
+    def _begin_ahead(self, overlap: ForwardOverlap) -> None:
+        overlap.begin()
+        if self._unused is not None:
+            unused, self._unused = self._unused().tolist(), None
+            names = [name for name, odd in zip(self._parameters(), unused, strict=True) if odd]
+            if names:
+                raise ConfigError(
+                    f"parameter {names[0]!r} took no part in the last backward pass of some rank, and overlap='forward' takes a step for all; "
+                    f"leave overlap= out"
+                )
+        assert self._note is not None
+        self._note.begin()
+
+    def flush(self) -> None:
+        if self._overlap is not None:
+            self._overlap.flush()
+
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._set_sync)
 
@@ -149,11 +194,17 @@ class PlainAttachment:
         """Leaves the gradients alone from now on; the wire stays open."""
         for hook in self._hooks:
             hook.remove()
-        self.exchange.close()
+        try:
+            if self._overlap is not None:
+                self._overlap.close()
+        finally:
+            self.exchange.close()
 
     def close(self) -> None:
-        self.release()
-        leave(self.channel)
+        try:
+            self.release()
+        finally:
+            leave(self.channel)
 
 
 def _flat(gradient: Tensor) -> Tensor:

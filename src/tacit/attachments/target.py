@@ -19,10 +19,11 @@ class Target:
     optimizer: torch.optim.Optimizer | None
     parameters: Mapping[str, nn.Parameter]
     groups: Mapping[str, str]  # parameter name -> label of its optimizer group
-    bucket_nbytes: int
+    bucket_nbytes: int | None  # None: measured, by kinds that can
     group: dist.ProcessGroup | None
     timeout: timedelta | None
     check_every: int
+    overlap: str = "backward"  # or "forward": what an exchange may go on beside
     asked: object = ""  # what the user wrote, where that is no strategy (`auto`)
 
     @property

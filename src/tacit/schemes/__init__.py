@@ -8,7 +8,7 @@ from tacit.schemes.allreduce import AllReduce
 from tacit.schemes.dedicated import Dedicated, serve
 from tacit.schemes.gossip import Gossip
 from tacit.schemes.scheduled import Scheduled, added_schemes, schemes
-from tacit.schemes.scheme import Channel, Scheme
+from tacit.schemes.scheme import Channel, RowRequests, Scheme
 from tacit.schemes.server import Server
 from tacit.schemes.sharded import Sharded
 from tacit.schemes.star import Star
@@ -36,6 +36,7 @@ __all__ = [
     "Channel",
     "Dedicated",
     "Gossip",
+    "RowRequests",
     "Scheduled",
     "Scheme",
     "Server",

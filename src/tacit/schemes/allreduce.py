@@ -5,7 +5,7 @@ Bytes that leave a rank: 2 (n - 1) / n x payload. Only payloads that add where t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,8 @@ from tacit.transports import Wire
 @dataclass(frozen=True, slots=True)
 class AllReduce(Scheme):
     """Native all-reduce; gloo's reduce_scatter, which is a whole all-reduce in disguise, is never called."""
+
+    lingers: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return "allreduce"

@@ -35,6 +35,8 @@ class Scheme(ABC):
     __slots__ = ()
     scatters: ClassVar[bool] = True
     """Whether FSDP2 can use it: the sum of a row reaches only its own rank."""
+    lingers: ClassVar[bool] = False
+    """Whether `start` returns before a sum is here, so that others may begin meanwhile."""
 
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:
@@ -114,6 +116,13 @@ class Scheme(ABC):
         return [Total(part, wire.world) for part in whole.split([p.numel for p in payloads])]
 
 
+@dataclass(frozen=True, slots=True)
+class RowRequests:
+    """One request of a kind for every row of a reduce-scatter, row r being rank r's."""
+
+    requests: tuple[Request, ...]
+
+
 @dataclass(slots=True)
 class Channel:
     """A wire, and the scheme that was opened over it."""
@@ -130,8 +139,15 @@ class Channel:
     def answer(self, request: Request, seed: int) -> Any:
         return self.scheme.answer(self.wire, request, seed)
 
-    def start(self, request: Request, seed: int) -> Callable[[], Any]:
+    def start(self, request: Request | RowRequests, seed: int) -> Callable[[], Any]:
+        if isinstance(request, RowRequests):
+            answers = self.scheme.answer_rows(self.wire, request.requests, seed)
+            return lambda: answers
         return self.scheme.start(self.wire, request, seed)
+
+    def lingers(self, request: Request | RowRequests) -> bool:
+        """Whether `start` returns before the answer is here."""
+        return self.scheme.lingers and isinstance(request, Sum)
 
     def close(self) -> None:
         """Closes the scheme's link, if it has one; safe to call twice."""

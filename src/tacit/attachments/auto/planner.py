@@ -29,6 +29,7 @@ from tacit.attachments.auto.deciding import confirmed, contenders_for, decide
 from tacit.attachments.auto.live_check import LiveCheck, StepParts
 from tacit.attachments.auto.options import HALF, TRIAL, Auto
 from tacit.attachments.handle import Attachment, Handle, weak_parameters
+from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
 from tacit.errors import CheckpointError, ConfigError, TacitError
 from tacit.exchange import Exchange
@@ -68,7 +69,7 @@ class AutoPlanner:
         self._module, self._parameters = ref(target.module), weak_parameters(target.parameters)
         self._options, self._timeout, self._kind = options, target.timeout, target.kind
         self._device = next(iter(target.parameters.values())).device
-        self._asked_nbytes = self._bucket_nbytes = target.bucket_nbytes
+        self._asked_nbytes = self._bucket_nbytes = target.bucket_nbytes or DEFAULT_NBYTES
         self._ddp_nbytes = _ddp_nbytes(target)
         self._settled, self._memory_of = False, ""
         self._facts: dict[str, Any] = {}
@@ -326,7 +327,7 @@ def plan_with(handle: Handle, target: Target, options: Auto) -> None:
     if isinstance(attachment, Switchable):
         handle.planner = AutoPlanner(handle, target, options, attachment)
     else:
-        handle.planner = LonePlanner(target.bucket_nbytes)
+        handle.planner = LonePlanner(target.bucket_nbytes or DEFAULT_NBYTES)
 
 
 class LonePlanner:
@@ -356,6 +357,10 @@ def check_kind(target: Target, strategy: str, sparse: bool) -> None:
     if target.kind == "fsdp2":
         raise ConfigError(
             f"{strategy}: auto chooses for DDP and plain modules; for FSDP2 name a strategy, for example 'every / int8 / sharded'"
+        )
+    if target.overlap == "forward":
+        raise ConfigError(
+            f"{strategy}: auto chooses among exchanges beside the backward pass; leave overlap='forward' out, or name a strategy"
         )
     if sparse:
         raise ConfigError(
