@@ -50,7 +50,7 @@ class Setup:
     buckets: BucketSizes
     contender: Callable[[str], Contender]
     alone: Contender
-    compute: Callable[[], object] | None = None  # real computation, as it is beside an exchange
+    compute: Callable[[], object]  # as it is beside an exchange
 
 
 def replayed(name: str, rate_bps: float | None) -> Setup:
@@ -64,12 +64,14 @@ def replayed(name: str, rate_bps: float | None) -> Setup:
         for layer, kept in zip(stage.layers, stage.storage, strict=True)
     )
     nbytes = bucket_nbytes(stage.numel)
+    alone = stage.alone()
     return Setup(
         f"{name}, {stage.numel:,} parameters",
         RecordedStep(Workload(name, layers, "replayed")),
         BucketSizes(nbytes, nbytes),
         lambda choice: stage.contender(named(PEERS.get(choice, choice)), nbytes, choice),
-        stage.alone(),
+        alone,
+        alone.step,
     )
 
 

@@ -528,6 +528,7 @@ class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     took_s: Number = 0.0
     assumed: str = ""
     model: str = ""
+    copy: CurveFacts | None = None
     drift: Number = 1.0
 
 

@@ -57,6 +57,15 @@ def test_a_probe_of_another_machine_is_refused_unless_it_is_asked_for(tmp_path):
             '{"kind": "probe", "run": "a", "time": 1, "world": "many"}\n',
             "probe.world is left out .* probe again",
         ),
+        ('{"kind": "probe", "run": "a", "time": 1}\n', "its probe has 0 ranks and 0 choices; probe again"),
+        (
+            '{"kind": "probe", "run": "a", "time": 1, "world": 4, "costs": [{"choice": "DDP"}]}\n',
+            "of 'DDP' is not whole",
+        ),
+        (
+            '{"kind": "probe", "run": "a", "time": 1, "operations": [{"operation": "send"}]}\n',
+            "a curve of its probe",
+        ),
         ('{"kind": "plan_step", "run": "a", "time": 1}\n', "has no layer"),
     ],
 )

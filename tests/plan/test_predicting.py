@@ -5,7 +5,7 @@ from plan_probes import BF16, INT8, PLAIN, cost, probe
 
 from tacit.errors import ConfigError
 from tacit.plan import BucketSizes, RecordedStep, predict
-from tacit.plan.predicting import ddp_buckets, own_buckets
+from tacit.plan.predicting import ddp_buckets, own_buckets, tuned
 from tacit.plan.values import CalibratedExchange, Curve
 from tacit.sim.workloads import Layer, Workload
 
@@ -93,3 +93,11 @@ def test_buckets_are_cut_as_ddp_and_as_tacit_cut_them():
 def test_a_curve_goes_on_straight_beyond_its_ends():
     curve = Curve((10.0, 20.0, 40.0), (1.0, 2.0, 6.0), (1.0,) * 3, (9.0,) * 3, (0.0,) * 3)
     assert [curve.at(size) for size in (0, 10, 15, 20, 30, 40, 50)] == [1, 1, 1.5, 2, 4, 6, 8]
+
+
+def test_other_buckets_are_proposed_where_a_step_gains_by_them():
+    late = only(probe(PLAIN), sizes=BucketSizes())  # DDP's 25 MiB hold the whole model: nothing is hidden
+    assert late.step_s == pytest.approx(0.6 + 0.8)
+    better = tuned(probe(PLAIN), WORK, late)
+    assert better.step_s == pytest.approx(1.2) and better.buckets == BucketSizes(1 << 20, 1 << 20)
+    assert tuned(probe(PLAIN), WORK, better) == better

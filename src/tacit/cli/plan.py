@@ -62,8 +62,14 @@ def add_parser(subparsers: Any) -> None:
     made.add_argument(
         "--strategies", nargs="+", metavar="TEXT", help="compare these, and DDP (default: every valid one)"
     )
-    made.add_argument("--bucket", default="4MiB", help="bytes of tacit's buckets (default 4MiB, as attach)")
-    made.add_argument("--ddp-bucket", help="bytes of DDP's buckets, bucket_cap_mb (default 25MiB, DDP's own)")
+    made.add_argument(
+        "--bucket",
+        help="bytes of tacit's buckets (default: 4MiB, as attach, and others where a step gains by them)",
+    )
+    made.add_argument(
+        "--ddp-bucket",
+        help="bytes of DDP's, bucket_cap_mb (default: 25MiB as DDP, or another size where a step gains by it)",
+    )
     made.add_argument(
         "--budget",
         default="30s",
@@ -80,6 +86,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Probes or reads, predicts, advises; rank 0 alone prints."""
     from tacit.plan import advise, predict
+    from tacit.plan.predicting import tuned
 
     if args.html is not None and args.html.suffix not in (".html", ".htm"):
         raise ConfigError(f"--html {args.html}: the page is HTML; name it {args.html.with_suffix('.html')}")
@@ -93,7 +100,10 @@ def run(args: argparse.Namespace) -> int:
             from tacit.plan.what_if import elsewhere
 
             probe = elsewhere(probe, asked, is_valid)
-        advice = advise(probe, predict(probe, step, buckets=sizes), lossy=not args.lossless)
+        predictions = predict(probe, step, buckets=sizes)
+        if args.bucket is None and args.ddp_bucket is None:
+            predictions = [tuned(probe, step, each) for each in predictions]
+        advice = advise(probe, predictions, lossy=not args.lossless)
         _write(args, probe, step, advice)
         if args.json:
             from tacit.plan.files import as_record
@@ -115,7 +125,7 @@ def _asked(args: argparse.Namespace) -> WhatIf | None:
 def _sizes(args: argparse.Namespace) -> BucketSizes:
     from tacit.plan import BucketSizes
 
-    usual = BucketSizes(common.size_of(args.bucket, "--bucket"), ddp_first_nbytes=1 << 20)
+    usual = BucketSizes(common.size_of(args.bucket or "4MiB", "--bucket"), ddp_first_nbytes=1 << 20)
     if args.ddp_bucket is None:
         return usual
     return replace(usual, ddp_nbytes=common.size_of(args.ddp_bucket, "--ddp-bucket"), ddp_first_nbytes=None)

@@ -22,6 +22,7 @@ from tacit.strategy import Strategy
 from tacit.transports.process_group import ring_nbytes
 
 NUMELS = (1 << 14, 1 << 17, 1 << 20)
+COPIED = (1 << 14, 1 << 18, 1 << 22)
 REPEATS = 4
 ASSUMED_PERIOD = 16.0  # of rules that decide by themselves when to exchange
 HALVES = {"DDP fp16": torch.float16, "DDP bf16": torch.bfloat16}
@@ -221,12 +222,7 @@ def _collected(
     sizes, last = tuple(float(n) for n in numels), pieces[-1]
 
     def curve(times: Sequence[_Times]) -> Curve:
-        figures = [
-            [worst([pick(each.s) for each in times]) for pick in (median, min, _high)],
-            [worst([median(each.cpu_s) for each in times])],
-        ]
-        (p50, low, high), (cpu,) = figures
-        return Curve(sizes, tuple(p50), tuple(low), tuple(high), tuple(cpu))
+        return _curve(numels, times, worst)
 
     requests = []
     for j, kind in enumerate(last.kinds):
@@ -242,6 +238,36 @@ def _collected(
     decode = curve([p.decode for p in pieces])
     sent = tuple(p.sent_nbytes for p in pieces)
     return StrategyCost(choice, sizes, tuple(requests), decode, sent, lossy, in_flight)
+
+
+def copy_cost(
+    device: torch.device,
+    *,
+    together: Callable[[], None] = lambda: None,
+    worst: Callable[[list[float]], list[float]] = list,
+    repeats: int = REPEATS,
+) -> Curve:
+    """A copy of so many gradients, as DDP makes one of every gradient into its buckets."""
+    found = []
+    for numel in COPIED:
+        x, into, times = gradient(numel, device), torch.empty(numel, device=device), _Times()
+        together()
+        for turn in range(repeats + 1):
+            watch = _Watch(device)
+            watch.start()
+            into.copy_(x)
+            watch.lap(times if turn else _Times())
+        found.append(times)
+    return _curve(COPIED, found, worst)
+
+
+def _curve(
+    numels: Sequence[int], times: Sequence[_Times], worst: Callable[[list[float]], list[float]]
+) -> Curve:
+    """The slowest rank's, size by size."""
+    p50, low, high = (tuple(worst([pick(each.s) for each in times])) for pick in (median, min, _high))
+    cpu = tuple(worst([median(each.cpu_s) for each in times]))
+    return Curve(tuple(float(n) for n in numels), p50, low, high, cpu)
 
 
 def _high(values: Sequence[float]) -> float:

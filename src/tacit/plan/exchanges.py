@@ -31,6 +31,15 @@ Gradients = dict[str, Tensor]
 """A model's gradients by layer, each 1-D."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """A bucket: gradients as autograd leaves them, the bucket that they are copied into, and where the mean goes."""
+
+    gradients: Tensor
+    bucket: Tensor
+    mean: Tensor
+
+
 @dataclass(slots=True)
 class ModelExchange:
     """One choice: `begin` starts an exchange of so many elements a bucket, and returns what waits for its end."""
@@ -59,7 +68,7 @@ class ModelExchanges:
     ):
         self._bench, self._probe, self._work, self._sizes = bench, probe, work, sizes
         self._gradients = gradients
-        self._shared: dict[str, tuple[Tensor, Tensor]] = {}
+        self._shared: dict[str, _Buffers] = {}
 
     def of(self, choice: str) -> ModelExchange:
         cost = self._probe.cost(choice)
@@ -71,8 +80,8 @@ class ModelExchanges:
         numels = [sum(layer.parameters for layer in bucket) for bucket in layers]
         predicted_s = exchange_alone(self._probe, cost, numels)
         if plain:
-            vectors = [self._vector(bucket) for bucket in layers]
-            return ModelExchange(choice, predicted_s, numels, lambda: _ddp(self._bench, choice, vectors))
+            made = [self._buffers(bucket) for bucket in layers]
+            return ModelExchange(choice, predicted_s, numels, lambda: _ddp(self._bench, choice, made))
         return self._strategy(choice, cost, predicted_s, layers)
 
     def _vector(self, layers: Sequence[Layer]) -> Tensor:
@@ -80,12 +89,11 @@ class ModelExchanges:
             return gradient(sum(layer.parameters for layer in layers), self._bench.device)
         return torch.cat([self._gradients[layer.name].reshape(-1).float() for layer in layers])
 
-    def _pair(self, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
-        """A bucket's gradients, and where their mean goes."""
-        key = layers[0].name
+    def _buffers(self, layers: Sequence[Layer]) -> _Buffers:
+        key = "/".join(layer.name for layer in layers)
         if key not in self._shared:
             x = self._vector(layers)
-            self._shared[key] = x, torch.empty_like(x)
+            self._shared[key] = _Buffers(x, torch.empty_like(x), torch.empty_like(x))
         return self._shared[key]
 
     def _strategy(
@@ -97,15 +105,15 @@ class ModelExchanges:
             Bucket(i, layout_of(bucket), "plan", torch.float32, bench.device)
             for i, bucket in enumerate(layers)
         ]
-        pairs = [self._pair(bucket) for bucket in layers]
+        buffers = [self._buffers(bucket) for bucket in layers]
         memory, steps = MemoryStore(), iter(range(1 << 20))
 
         def begin() -> Callable[[], None]:
             step = next(steps)
-            jobs = [
-                exchange.reduce(bucket, x, memory, _into(mean), seed=0, step=step)
-                for bucket, (x, mean) in zip(parts, pairs, strict=True)
-            ]
+            jobs = []
+            for bucket, own in zip(parts, buffers, strict=True):
+                own.bucket.copy_(own.gradients)
+                jobs.append(exchange.reduce(bucket, own.bucket, memory, _into(own.mean), seed=0, step=step))
 
             def finish() -> None:
                 exchange.wait(jobs)
@@ -114,9 +122,11 @@ class ModelExchanges:
             return finish
 
         def nmse() -> float | None:
-            return _nmse(bench, pairs) if self._gradients is not None and cost.lossy else None
+            return _nmse(bench, buffers) if self._gradients is not None and cost.lossy else None
 
-        return ModelExchange(choice, predicted_s, [x.numel() for x, _ in pairs], begin, exchange.close, nmse)
+        return ModelExchange(
+            choice, predicted_s, [own.mean.numel() for own in buffers], begin, exchange.close, nmse
+        )
 
 
 def _fitting(probe: Probe, cost: StrategyCost, layers: list[list[Layer]]) -> list[list[Layer]]:
@@ -147,14 +157,14 @@ def _into(mean: Tensor) -> Callable[[Tensor], None]:
     return deliver
 
 
-def _nmse(bench: Bench, pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+def _nmse(bench: Bench, buffers: Sequence[_Buffers]) -> float:
     """|mean - exact|^2 / |exact|^2 over all vectors."""
     off, whole = 0.0, 0.0
-    for x, mean in pairs:
-        exact = x.double()
+    for own in buffers:
+        exact = own.gradients.double()
         dist.all_reduce(exact, group=bench.wire.group)
         exact /= bench.wire.world
-        off += float((mean.double() - exact).square().sum())
+        off += float((own.mean.double() - exact).square().sum())
         whole += float(exact.square().sum())
     if not whole:
         raise ConfigError(
@@ -163,11 +173,15 @@ def _nmse(bench: Bench, pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     return off / whole
 
 
-def _ddp(bench: Bench, choice: str, vectors: Sequence[Tensor]) -> Callable[[], None]:
+def _ddp(bench: Bench, choice: str, buffers: Sequence[_Buffers]) -> Callable[[], None]:
     """What DDP and its hooks do with buckets that are all ready."""
     world, works = bench.wire.world, []
-    for x in vectors:
-        sent = x.to(HALVES[choice]).div_(world) if choice in HALVES else x.div_(world)
+    for own in buffers:
+        x = own.bucket
+        if choice in HALVES:
+            sent = x.copy_(own.gradients).to(HALVES[choice]).div_(world)
+        else:
+            sent = torch.div(own.gradients, world, out=x)
         works.append((x, sent, dist.all_reduce(sent, group=bench.wire.group, async_op=True)))
 
     def finish() -> None:

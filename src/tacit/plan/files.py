@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def load(path: str | Path, *, here: ProbedMachine | None = None) -> tuple[Probe 
         ) from cause
     probe = _last(entries, ProbeRecord, path)
     step = _last(entries, PlanStepRecord, path)
-    found = None if probe is None else _value(probe, Probe, path)
+    found = None if probe is None else _whole(_value(probe, Probe, path), path)
     recorded = None if step is None else _step(step, path)
     if found is None and recorded is None:
         raise ConfigError(
@@ -94,6 +95,26 @@ def _value(record: Any, as_type: Any, path: str | Path) -> Any:
         return msgspec.convert(record, as_type, from_attributes=True)
     except msgspec.ValidationError as cause:
         raise ConfigError(f"{path}: its {record.kind()} is not whole ({cause}); probe again") from cause
+
+
+def _whole(probe: Probe, path: str | Path) -> Probe:
+    """The probe, if every curve of it can be read off; raises ConfigError."""
+    curves = [each.curve for each in probe.operations] + ([probe.copy] if probe.copy else [])
+    for cost in probe.costs:
+        curves += [cost.decode, *(curve for each in cost.requests for curve in (each.encode, each.owner))]
+        bytes_fit = all(len(use.nbytes) == len(cost.numels) for each in cost.requests for use in each.uses)
+        if not cost.requests or not cost.numels or not bytes_fit or len(cost.sent_nbytes) != len(cost.numels):
+            raise ConfigError(f"{path}: its probe of {cost.choice!r} is not whole; probe again")
+    for curve in curves:
+        columns = (curve.p50_s, curve.low_s, curve.high_s, curve.cpu_s)
+        rising = all(a < b for a, b in pairwise(curve.sizes))
+        if not curve.sizes or not rising or any(len(each) != len(curve.sizes) for each in columns):
+            raise ConfigError(f"{path}: a curve of its probe is not whole; probe again")
+    if probe.world < 2 or not probe.costs or not probe.cores > 0:
+        raise ConfigError(
+            f"{path}: its probe has {probe.world} ranks and {len(probe.costs)} choices; probe again"
+        )
+    return probe
 
 
 def _step(record: PlanStepRecord, path: str | Path) -> RecordedStep:

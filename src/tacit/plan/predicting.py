@@ -4,6 +4,7 @@
                                        sum of operations at their bytes + owner_j(N)      wire
                                        decode(N)                                  codec thread
 
+- Gradients are copied into DDP's buckets by the training thread, and joined by it where tacit's bucket has parts of several.
 - DDP's buckets decide when gradients reach tacit's: those that end in one of DDP's come out of it together.
 - Pieces are scaled by what an exchange alone took over what they add up to, where that was measured.
 - Intervals: all pieces at the fast and at the slow end of their spread.
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
@@ -33,6 +34,8 @@ from tacit.sim.workloads import Layer, Workload
 
 LONG_NBYTES = 64 * 1024
 """From here on an all-to-all is sent pair by pair: transports/process_group.py."""
+SIZES_NBYTES = (1 << 20, 4 << 20, 8 << 20, 25 << 20)
+_WORTH = 0.97  # another size of buckets has to gain as much
 _UNCALIBRATED = (
     0.9,
     1.15,
@@ -68,6 +71,22 @@ def predict(
     choices = [cost.choice for cost in probe.costs] if strategies is None else strategies
     found = [_predicted(probe, recorded, probe.cost(choice), sizes) for choice in choices]
     return sorted(found, key=lambda each: each.step_s)
+
+
+def tuned(
+    probe: Probe,
+    step: RecordedStep | Workload,
+    found: Prediction,
+    sizes_nbytes: Sequence[int] = SIZES_NBYTES,
+) -> Prediction:
+    """The same choice in the bucket sizes in which its step is shortest, DDP's and tacit's alike; as it is where that gains too little."""
+    if probe.cost(found.choice).period > 1:
+        return found
+    best = found
+    for nbytes in sizes_nbytes:
+        (other,) = predict(probe, step, [found.choice], buckets=BucketSizes(nbytes, nbytes))
+        best = other if other.step_s < best.step_s else best
+    return best if best.step_s < _WORTH * found.step_s else found
 
 
 def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: BucketSizes) -> Prediction:
@@ -164,10 +183,23 @@ def played(
         return _between_steps(probe, step, cost, own, pace)
     numels = [sum(layer.parameters for layer in layers) for layers in own]
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
-    segments = _segments(step, ddp_layers, own, pace.compute)
+    copies = {layer.name: _copied(probe, cost, layer.parameters, pace) for layers in own for layer in layers}
+    if cost.choice not in BASELINES:
+        crossing = _crossing(ddp_layers, own)
+        jobs = [
+            replace(job, hook=_copied(probe, cost, numel, pace)) if crosses else job
+            for job, numel, crosses in zip(jobs, numels, crossing, strict=True)
+        ]
+    segments = _segments(step, ddp_layers, own, pace.compute, copies)
     return play(
         segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
     )
+
+
+def _crossing(ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]]) -> list[bool]:
+    """Whether a bucket's gradients lie in several of DDP's: the training thread then joins them."""
+    place_of = {layer.name: place for place, bucket in enumerate(ddp) for layer in bucket}
+    return [len({place_of[layer.name] for layer in layers}) > 1 for layers in own]
 
 
 def _between_steps(
@@ -191,16 +223,25 @@ def exchange_beside(
     probe: Probe, cost: StrategyCost, numels: Sequence[int], work: Work, pace: Pace | None = None
 ) -> float:
     """The same with `work` in the training thread meanwhile."""
-    jobs = [job_of(probe, cost, numel, pace or Pace()) for numel in numels]
+    pace = pace or Pace()
+    jobs = [job_of(probe, cost, numel, pace) for numel in numels]
+    copied = [Segment(_copied(probe, cost, numel, pace), (place,)) for place, numel in enumerate(numels)]
     every = tuple(range(len(jobs)))
-    segments = [Segment(Work(0.0), every), Segment(work), Segment(Work(0.0), needs=every)]
     return play(
-        segments,
+        [*copied, Segment(work), Segment(Work(0.0), needs=every)],
         jobs,
         in_flight=cost.in_flight,
         together=_together(probe, cost, numels),
         cores=probe.cores,
     ).step_s
+
+
+def _copied(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> Work:
+    """The copy into DDP's bucket; plain DDP divides while it copies, which its hook has already."""
+    if probe.copy is None or cost.choice == "DDP" or not numel:
+        return Work(0.0)
+    alone_s = probe.copy.at(numel)
+    return _work(pace.factor * alone_s, probe.copy.cpu(numel), alone_s)
 
 
 def job_of(probe: Probe, cost: StrategyCost, numel: int, pace: Pace) -> BucketJob:
@@ -299,7 +340,11 @@ def numels_of(work: Workload, cost: StrategyCost, sizes: BucketSizes) -> list[in
 
 
 def _segments(
-    step: RecordedStep, ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]], factor: float
+    step: RecordedStep,
+    ddp: Sequence[Sequence[Layer]],
+    own: Sequence[Sequence[Layer]],
+    factor: float,
+    copies: Mapping[str, Work],
 ) -> list[Segment]:
     """Forward, the layers' backward passes, and the rest of the step, which waits for every job.
 
@@ -316,6 +361,7 @@ def _segments(
             while released < len(own) and due[released] <= last_of[layer.name]:
                 jobs.append(released)
                 released += 1
-        segments.append(Segment(Work(factor * layer.backward_s, step.cpu), tuple(jobs)))
+        segments.append(Segment(Work(factor * layer.backward_s, step.cpu)))
+        segments.append(Segment(copies.get(layer.name, Work(0.0)), tuple(jobs)))
     rest = Work(factor * step.other_s, step.cpu)
     return [*segments, Segment(rest, needs=tuple(range(len(own))))]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tacit.errors import ConfigError, PairingError
 from tacit.plan.calibrate import calibrated
 from tacit.plan.candidates import every_choice, parsed_choices
-from tacit.plan.costs import cost_of
+from tacit.plan.costs import copy_cost, cost_of
 from tacit.plan.exchanges import Gradients
 from tacit.plan.models import digest_of_model, machine_here
 from tacit.plan.operations import Bench, Reference, alone, measured, reference
@@ -104,6 +104,7 @@ def probe(
     )
     sizes = buckets or BucketSizes()
     operations = measured(bench, _needed(costs, recorded, sizes))
+    copy = copy_cost(bench.device, together=bench.together, worst=bench.worst)
     found = Probe(
         wire.world,
         str(group._get_backend(bench.device).name()),
@@ -112,6 +113,7 @@ def probe(
         operations,
         costs,
         model=model,
+        copy=copy,
     )
     found = _with_links(bench, found)
     if recorded is not None and finalists:
@@ -217,6 +219,6 @@ def _finalists(
     """The fastest by their pieces, and what they are compared with."""
     every_step = [choice for choice in choices if found.cost(choice).period == 1]
     order = [each.choice for each in predict(found, step, every_step, buckets=sizes)]
-    compared = [each for each in ("DDP", "DDP bf16", "every / bf16 / allreduce") if each in choices]
+    compared = [each for each in (*BASELINES, "every / bf16 / allreduce") if each in choices]
     first = [each for each in order if each not in BASELINES][:count]
     return list(dict.fromkeys([*first, *compared]))

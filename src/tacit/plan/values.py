@@ -179,6 +179,7 @@ class Probe:
         took_s: The probe itself.
         assumed: What of it was computed, not measured; "" where nothing was.
         model: Digest of the model that was calibrated and whose gradients were compared; "" without one.
+        copy: Seconds to copy gradients into DDP's buckets, by elements; None where that was not measured.
         drift: The computation at the end of the probe over that of the recorded step: apart from 1 where the machine is busy.
     """
 
@@ -197,6 +198,7 @@ class Probe:
     took_s: float = 0.0
     assumed: str = ""
     model: str = ""
+    copy: Curve | None = None
     drift: float = 1.0
 
     def operation(self, name: str) -> Curve:

@@ -81,8 +81,8 @@ def _rate(text: str) -> float:
 
 
 def _world(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text) <= MOST_WORLD:
-        raise ConfigError(f"world={text}: a whole number of ranks from 2 to {MOST_WORLD:,}")
+    if not text.isdecimal() or len(text) > 9 or not 2 <= int(text) <= MOST_WORLD:
+        raise ConfigError(f"world={text[:20]}: a whole number of ranks from 2 to {MOST_WORLD:,}")
     return int(text)
 
 
