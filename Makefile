@@ -18,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-plan bench-auto bench-codec bench-error bench-accuracy chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-plan bench-auto bench-overlap bench-codec bench-error bench-accuracy chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ bench-auto: $(READY)  ## `auto` against every fixed choice on three links, in th
 
 bench-plan: $(READY)  ## predicted steps against measured ones, 24 set-ups in the lab (about 25 minutes; ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/plan.py $(ARGS)
+
+bench-overlap: $(READY)  ## steps that overlap with the next forward pass, FSDP2 that overlaps at all (lab, about 10 minutes)
+	@$(BIN)/python benchmarks/overlap.py $(ARGS)
 
 bench-codec: $(READY)  ## what the 4-bit codecs cost, against a copy
 	@$(BIN)/python benchmarks/codec.py $(ARGS)

@@ -285,6 +285,8 @@ def _of_other_kinds(rank, world, folder):
         with pytest.raises(ConfigError) as caught:
             tacit.attach(model, None, text)
         texts.append(str(caught.value))
+    with pytest.raises(ConfigError, match="leave overlap='forward' out"):
+        tacit.attach(deep(layers=2), None, "auto", overlap="forward")
     with tacit.attach(deep(layers=2), None, "none") as handle, pytest.raises(ConfigError) as caught:
         handle.replan()
     return [*texts, str(caught.value)]
