@@ -18,7 +18,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-plan bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
+.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-plan bench-auto bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -59,6 +59,9 @@ bench-clicks: $(READY)  ## the click model in shards and with codecs against pla
 
 bench-loopback: $(READY)  ## what tacit costs where nothing can be won: loopback, against plain DDP
 	@$(BIN)/python benchmarks/loopback.py $(ARGS)
+
+bench-auto: $(READY)  ## `auto` against every fixed choice on three links, in the lab (about 8 minutes; ARGS=--quick: 2)
+	@$(BIN)/python benchmarks/auto.py $(ARGS)
 
 bench-plan: $(READY)  ## predicted steps against measured ones, 24 set-ups in the lab (about 25 minutes; ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/plan.py $(ARGS)

@@ -128,7 +128,7 @@ def _on_a_full_disk(rank, world):
 def test_records_go_on_when_the_disk_has_room_again(tmp_path: Path) -> None:
     handle = tacit.attach(deep(), None, "none", records=tmp_path / "records.jsonl")
     handle.record("step", n=0)
-    with limited_to(100):
+    with limited_to(150):
         with pytest.warns(UserWarning, match="records are lost"):
             handle.record("step", n=1, padding="x" * 200)
         with warnings.catch_warnings(action="error"):

@@ -4,7 +4,7 @@ tacit cuts its own, from the order of the parameters alone: the plan is the same
 after a restart. DDP's buckets change after the first step; what depended on them would not resume to the same bits.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +137,16 @@ def plan(
         layout = Layout.of({name: parameters[name].shape for name in names}, outer)
         buckets.append(Bucket(index, layout, groups[names[0]], first.dtype, first.device, names[0] in sparse))
     return buckets
+
+
+def cutter(
+    parameters: Callable[[], Mapping[str, nn.Parameter]],
+    groups: Mapping[str, str],
+    outer: Collection[str],
+    sparse: Collection[str],
+) -> Callable[[int], list[Bucket]]:
+    """`plan` of the same parameters, for any size of buckets; it keeps none of them alive."""
+    return lambda bucket_nbytes: plan(parameters(), groups, bucket_nbytes, outer, sparse)
 
 
 def flat_view(parts: Sequence[Tensor]) -> Tensor | None:

@@ -90,6 +90,23 @@ def pick(state: Any, place: Place, strategy: str, numels: Mapping[str, int]) -> 
     return {**in_order[0], "memory": merged_of([found["memory"] for found in in_order])}
 
 
+def strategy_of(state: Any) -> str:
+    """The strategy that a state was written under, for a handle that takes whatever that was."""
+    found = _as_list(state)[0]
+    need(found, "strategy", isinstance(found.get("strategy"), str), "text")
+    return str(found["strategy"])
+
+
+def auto_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a handle that chose by itself has saved of it: whether it had chosen, and the size of its buckets; empty for others."""
+    saved: Mapping[str, Any] = state.get("auto", {})
+    need(state, "auto", isinstance(saved, Mapping), "a dict")
+    if saved:
+        need(saved, "settled", isinstance(saved.get("settled"), bool), "True or False")
+        need(saved, "bucket_nbytes", is_whole(saved.get("bucket_nbytes"), 1), "a whole number of at least 1")
+    return saved
+
+
 def check_bucket(state: Mapping[str, Any], place: Place, measured: int | None) -> None:
     """Raises CheckpointError where buckets were measured then and now, and differ: blocks and shards would, and with them the bits."""
     saved = state.get("bucket", measured)

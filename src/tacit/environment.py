@@ -30,6 +30,11 @@ def aggregator_secret() -> str:
     return os.environ.get("TACIT_AGGREGATOR_SECRET", "")
 
 
+def plan_cache() -> str:
+    """TACIT_PLAN_CACHE: a folder in which `auto` keeps its plans; "" where there is none."""
+    return os.environ.get("TACIT_PLAN_CACHE", "")
+
+
 def debug() -> bool:
     """TACIT_DEBUG: whether a bug ends in its traceback."""
     return bool(os.environ.get("TACIT_DEBUG"))

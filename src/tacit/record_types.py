@@ -369,6 +369,73 @@ class TrainingRecord(Described, frozen=True, kw_only=True, tag="training"):
     loss: tuple[Number | None, ...] = ()
 
 
+class PredictedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan expects of a step, and of its parts."""
+
+    step_s: Number | None = None
+    low_s: Number | None = None
+    high_s: Number | None = None
+    compute_s: Number | None = None
+    wire_s: Number | None = None
+    codec_s: Number | None = None
+
+
+class AttachedRecord(TypedRecord, frozen=True, kw_only=True, tag="attached"):
+    """A rank of a training begins to exchange."""
+
+    rank: int = 0
+    world: int = 1
+    strategy: str = ""
+    host: str = ""
+    elements: int = 0
+
+
+class StepRecord(TypedRecord, frozen=True, kw_only=True, tag="step"):
+    """One step of one rank of a training. Bytes and seconds are sums since it was attached."""
+
+    rank: int = 0
+    step: int = 0
+    strategy: str = ""
+    steps: int = 0
+    sent_nbytes: int = 0
+    encode_s: Number = 0.0
+    wire_s: Number = 0.0
+    decode_s: Number = 0.0
+    wait_s: Number = 0.0
+
+
+class RanksRecord(TypedRecord, frozen=True, kw_only=True, tag="ranks"):
+    """What a step of each rank computes without waiting for others, as the ranks exchanged it: medians of some steps."""
+
+    rank: int = 0
+    step: int = 0
+    own_s: tuple[Number, ...] = ()
+
+
+class ChosenRecord(TypedRecord, frozen=True, kw_only=True, tag="chosen"):
+    """`auto` has chosen a strategy: `how` is probed, cached or checkpoint."""
+
+    rank: int = 0
+    step: int = 0
+    strategy: str = ""
+    bucket_nbytes: int = 0
+    how: str = ""
+    why: str = ""
+    start_up_s: Number = 0.0
+    predicted: PredictedStep | None = None
+
+
+class DriftRecord(TypedRecord, frozen=True, kw_only=True, tag="drift"):
+    """The plan of a training no longer holds; `part` is compute, wire or codec."""
+
+    rank: int = 0
+    step: int = 0
+    part: str = ""
+    sentence: str = ""
+    expected_s: Number = 0.0
+    measured_s: Number = 0.0
+
+
 class CurveFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by size: medians, the spread of the repeats, and CPU seconds of a rank."""
 
@@ -538,6 +605,7 @@ class AdviceRecord(TypedRecord, frozen=True, kw_only=True, tag="advice"):
 _TYPES: tuple[type[TypedRecord], ...] = (
     StartRecord, EndRecord, TimingRecord, AccuracyRecord, RoundsRecord, LimitsRecord, CalibrationRecord, RefusedRecord,
     CountersRecord, TuningRecord, ReplayCheckRecord, LeftOutRecord, CostRecord, SimRecord, TrainingRecord,
+    AttachedRecord, StepRecord, RanksRecord, ChosenRecord, DriftRecord,
     ProbeRecord, PlanStepRecord, AdviceRecord,
 )  # fmt: skip
 TYPES: Mapping[str, type[TypedRecord]] = {each.kind(): each for each in _TYPES}

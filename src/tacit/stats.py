@@ -30,6 +30,9 @@ class Stats:
         self.refused: Counter[str] = Counter()  # of what peers sent, by reason; gossip only
         self.steps = 0
         self.numel = 0
+        self.chosen = ""  # by `auto`: what, and why
+        self.drift = ""  # why the plan no longer holds
+        self._step_s: dict[str, float] = {}  # as predicted, and as measured in the last window
 
     def sent(self, request: str, group: str, nbytes: int) -> None:
         with self._lock:
@@ -48,6 +51,16 @@ class Stats:
         with self._lock:
             self.steps += 1
             self.numel += numel
+
+    def planned(self, chosen: str, predicted_s: float | None) -> None:
+        """A strategy was chosen, and this is expected of a step."""
+        self.chosen, self.drift = chosen, ""
+        self._step_s = {} if predicted_s is None else {"predicted_step_s": predicted_s}
+
+    def measured(self, step_s: float, drift: str) -> None:
+        """What the last steps of all ranks took, and a sentence if the plan no longer holds."""
+        self._step_s = {**self._step_s, "measured_step_s": step_s}
+        self.drift = drift or self.drift
 
     def found_nonfinite(self, names: Sequence[str], step: int, source: str) -> None:
         """Counts every case; logs a warning for the first."""
@@ -78,6 +91,7 @@ class Stats:
                 "elements": self.numel,
                 "nonfinite": dict(self.nonfinite),
                 **{f"{what}_s": self._seconds[what] for what in TIMES},
+                **self._step_s,
             }
 
     def __str__(self) -> str:
@@ -95,8 +109,12 @@ class Stats:
         ]
         rows += [(f"{w} time", time_text(d[f"{w}_s"]), time_text(d[f"{w}_s"] / steps)) for w in TIMES]
         rows += [(f"not finite: {name}", f"{n} times", "") for name, n in sorted(d["nonfinite"].items())]
+        rows += [
+            (name.replace("_", " ").removesuffix(" s"), "", time_text(s)) for name, s in self._step_s.items()
+        ]
         width = max(len(row[0]) for row in rows)
-        return "\n".join(f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows)
+        lines = [f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows]
+        return "\n".join([*lines, *filter(None, (self.chosen, self.drift))])
 
     def to_tensorboard(self, writer: Any, step: int | None = None, prefix: str = "tacit") -> None:
         """Adds every figure as a scalar to `writer`, a SummaryWriter or a folder to write to."""

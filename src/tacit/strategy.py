@@ -114,6 +114,10 @@ class Strategy:
             raise ConfigError(f"strategy {text!r} cannot be read ({cause}); {_SHAPE}") from cause
         if not 1 <= len(parts) <= 3 or not all(parts):
             raise ConfigError(f"strategy {text!r} has {len(parts)} parts; {_SHAPE}")
+        if any(part.partition("(")[0].strip() == "auto" for part in parts):
+            raise ConfigError(
+                f"strategy {text!r}: auto stands alone, and chooses while a model trains; give it to tacit.attach, or name a strategy here"
+            )
         named = _is_rule(parts[0].partition("(")[0].strip())
         when = _build(parts.pop(0), RULES) if len(parts) == 3 or named else EveryStep()
         sent = parts[0] if parts else when.default_codec

@@ -14,6 +14,7 @@ from torch import nn
 
 from tacit import environment
 from tacit.attachments.agreement import refusals_published
+from tacit.attachments.auto import TRIAL, Auto, check_kind, plan_with
 from tacit.attachments.guard import CHECK_EVERY
 from tacit.attachments.handle import Attachment, Handle, leave_dropped
 from tacit.attachments.kinds import (
@@ -24,8 +25,9 @@ from tacit.attachments.kinds import (
     warn_of_early_steps,
     warn_of_lone_group,
 )
+from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
-from tacit.buckets import group_names, parameter_names
+from tacit.buckets import group_names, parameter_names, sparse_names
 from tacit.errors import ConfigError
 from tacit.rounds import GradientRule, MergeRule
 from tacit.schemes import Gossip
@@ -54,7 +56,8 @@ def attach(
         model: a DDP module, an FSDP2 module (`fully_shard`) or a plain module. With `every` a plain module behaves like a DDP one: after
             `backward()` its gradients are means over ranks. Rules that let models part (`local`, `diloco`, `adaptive`, ...) take a plain module.
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
-        strategy: `when / what / who` as text, or a Strategy.
+        strategy: `when / what / who` as text, or a Strategy; "auto" chooses one while the model trains, for DDP and plain modules, and
+            "auto(lossy=False)" only among those that lose no more than a cast to bf16.
         bucket: the size of what travels together, or "auto": measured on attaching, in DDP and plain modules under `every`. FSDP2 has units
             of its own: `bucket` has no effect there.
         seed: makes stochastic rounding repeatable.
@@ -84,7 +87,8 @@ def attach(
     if ranks:
         leave_dropped()
     with refusals_published(ranks):
-        parsed = Strategy.parse(strategy)
+        auto = Auto.parse(strategy)
+        parsed = Strategy.parse(TRIAL if auto is not None else strategy)
         file = _plan_file()
         parameters = parameter_names(model)
         target = Target(
@@ -93,18 +97,25 @@ def attach(
             optimizer,
             parameters,
             group_names(parameters, optimizer),
-            _bucket_nbytes(bucket, parsed, module),
+            _bucket_nbytes(
+                DEFAULT_NBYTES if auto is not None and bucket == "auto" else bucket, parsed, module
+            ),
             group,
             timeout,
             _whole_steps(check_every),
             _overlap(overlap, parsed, module),
+            asked=auto or "",
         )
+        if auto is not None:
+            check_kind(target, str(strategy), bool(sparse_names(module, parameters)))
         _refuse_attached(module)
         refuse_second_momentum(parsed, optimizer)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
+        if auto is not None:
+            plan_with(handle, target, auto)
         if file is not None and handle.rank == 0:
             _record_steps(module, optimizer, file)
         return handle

@@ -27,11 +27,17 @@ _REFUSED = "refused: "
 
 
 def agree(
-    group: dist.ProcessGroup | None, strategy: Strategy, facts: Sequence[object], timeout: timedelta | None
+    group: dist.ProcessGroup | None,
+    strategy: Strategy,
+    facts: Sequence[object],
+    timeout: timedelta | None,
+    *,
+    asked: object = "",
 ) -> None:
-    """Raises PairingError, on every rank of `group`, unless all of them attach the same strategy to the same model."""
+    """Raises PairingError, on every rank of `group`, unless all of them attach the same strategy to the same model. `asked`: what the
+    user wrote, where that is no strategy (`auto`)."""
     patience = timeout or timeout_of(group) or dist.default_pg_timeout
-    Agreement.about(dist.get_process_group_ranks(group), strategy, facts).wait(patience)
+    Agreement.about(dist.get_process_group_ranks(group), strategy, facts, asked).wait(patience)
 
 
 @contextmanager
@@ -63,9 +69,11 @@ class Agreement:
             self._arrive(digest)
 
     @classmethod
-    def about(cls, ranks: Sequence[int], strategy: Strategy, facts: Sequence[object]) -> Self:
+    def about(
+        cls, ranks: Sequence[int], strategy: Strategy, facts: Sequence[object], asked: object = ""
+    ) -> Self:
         """Of ranks that attach `strategy` to a model with these `facts`."""
-        made = cls(ranks, without_secrets(str(strategy)), tuple(facts))
+        made = cls(ranks, without_secrets(str(asked or strategy)), tuple(facts))
         strategy.check(len(ranks))  # where it raises, it does so on all ranks that attach the same
         return made
 

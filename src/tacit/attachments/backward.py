@@ -3,7 +3,7 @@
 Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose hooks bring one parameter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,12 +31,15 @@ class Backward:
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
         self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)
+        self.held: Callable[[Mapping[str, Tensor]], None] | None = None
+        """Where set, nothing leaves before all gradients are there, and it is called with them: a step is timed without the exchange."""
         self._reset()
 
     def _reset(self) -> None:
         self.arrived: dict[str, Tensor] = {}
         self._missing = [len(bucket.names) for bucket in self.buckets]
         self._jobs: list[Reduction] = []
+        self._delivered: Callable[[str], None] = _nobody
 
     @property
     def started(self) -> bool:
@@ -46,9 +49,7 @@ class Backward:
     def complete(self) -> bool:
         return len(self.arrived) == len(self.numels)
 
-    def arrive(
-        self, name: str, gradient: Tensor, delivered: Callable[[str], None] = lambda name: None
-    ) -> None:
+    def arrive(self, name: str, gradient: Tensor, delivered: Callable[[str], None] | None = None) -> None:
         """`gradient`, 1-D, or COO of a sparse table, will be overwritten with the mean; then `delivered(name)` is called in the codec
         thread."""
         if name in self.arrived:
@@ -61,10 +62,17 @@ class Backward:
         self.arrived[name] = gradient
         bucket = self._bucket_of[name]
         self._missing[bucket.index] -= 1
+        self._delivered = delivered or self._delivered
         if self.overlap is not None and self._missing[bucket.index] == 0:
             self.overlap.computed(bucket)
+        if self.held is not None and self.complete:
+            self.held(self.arrived)
+        if self.held is None or self.complete:
+            self._send_complete()
+
+    def _send_complete(self) -> None:
         while (following := self._following) is not None and self._missing[following.index] == 0:
-            self._jobs.append(self._send(following, delivered))
+            self._jobs.append(self._send(following, self._delivered))
 
     @property
     def _following(self) -> Bucket | None:
@@ -129,6 +137,10 @@ class Backward:
         self.handle.stepped(
             sum((mean.values() if mean.is_sparse else mean).numel() for mean in means.values())
         )
+
+
+def _nobody(name: str) -> None:
+    """Nobody waits for this gradient."""
 
 
 def _wrong_kind(name: str, gradient: Tensor) -> ConfigError:

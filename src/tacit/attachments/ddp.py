@@ -6,7 +6,7 @@ a copy wherever these lie inside one of DDP's. Accumulation, unused parameters a
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,15 +35,16 @@ from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
     clean_name,
+    cutter,
     digest_of,
     has_sparse_tables,
     outer_names,
-    plan,
     sparse_names,
 )
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange
 from tacit.schemes import Channel
+from tacit.strategy import Strategy
 
 
 def attach_ddp(handle: Handle, target: Target) -> None:
@@ -61,14 +62,15 @@ def attach_ddp(handle: Handle, target: Target) -> None:
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
     outer, sparse = outer_names(ddp, reduced), sparse_names(ddp, reduced)
-    buckets = plan(reduced, labels, bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
+    cut = cutter(weak_parameters(reduced), labels, outer, sparse)
+    buckets = cut(bucket_nbytes or DEFAULT_NBYTES)
     stray = _stray(ddp, reduced)
     optimizer = None
     if target.overlap == "forward":
         _refuse_unused(ddp, buckets)
         optimizer = refuse_what_forbids_it(target.optimizer, ddp.module, reduced)
     facts = ["ddp", digest_of(buckets), handle.seed, check_every, stray, target.overlap, bucket_nbytes]
-    agree(ddp.process_group, handle.strategy, facts, timeout)
+    agree(ddp.process_group, handle.strategy, facts, timeout, asked=target.asked)
     if stray:
         raise ConfigError(
             f"parameter {stray[0]!r} was unfrozen or added after DDP was built, so DDP does not reduce it and ranks would differ; "
@@ -76,7 +78,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         )
     with left_on_failure(open_channel(handle.strategy, ddp.process_group, timeout)) as channel:
         nbytes = settled_nbytes(handle, channel, reduced, bucket_nbytes)
-        buckets = plan(reduced, labels, nbytes, outer, sparse)
+        buckets = cut(nbytes)
         if (
             channel.wire.paced or channel.wire.world == 2
         ):  # not where links are so fast that nothing is to be gained
@@ -84,7 +86,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -153,28 +155,47 @@ class DdpAttachment:
         guard: Guard,
         parameters: Mapping[str, nn.Parameter],
         stepped: torch.optim.Optimizer | None,
+        cut: Callable[[int], list[Bucket]],
     ):
         """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
-        self.exchange: Exchange | None = Exchange(
-            channel,
-            handle.strategy.what,
-            handle.stats,
-            device=buckets[0].device,
-        )
-        # DDP may be waiting for futures that will not come any more
-        self.exchange.on_fail = weakly(self._fail)
-        when_dropped(self, self.exchange.drop)
-        self._overlap = (
-            None
-            if stepped is None
-            else ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
-        )
-        self._backward = Backward(handle, self.exchange, buckets, self._overlap)
-        self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
+        self._handle, self._cut = handle, cut
+        self._overlap: ForwardOverlap | None = None
         self._pending: dict[str, _Pending] = {}
+        self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
+        if stepped is not None:
+            self._overlap = ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
+            self._backward.overlap = self._overlap
+        self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
+
+    def _opened(self, strategy: Strategy, buckets: list[Bucket]) -> Exchange:
+        """An exchange of these buckets, over the channel as it is now."""
+        exchange = Exchange(self.channel, strategy.what, self._handle.stats, device=buckets[0].device)
+        # DDP may be waiting for futures that will not come any more
+        exchange.on_fail = weakly(self._fail)
+        self._keep = when_dropped(self, exchange.drop)
+        self._backward = Backward(self._handle, exchange, buckets)
+        return exchange
+
+    def switch(self, strategy: Strategy, bucket_nbytes: int) -> None:
+        """Between two steps, on all ranks alike: from the next one on gradients are exchanged so. Strategies that `auto` chooses from
+        have schemes without a link of their own."""
+        assert self.exchange is not None, "a closed handle switches nothing"
+        self._guard.settle()
+        self._keep()
+        self.exchange.close()
+        self._pending.clear()
+        self.channel.scheme = strategy.scheme
+        self.exchange = self._opened(strategy, self._cut(bucket_nbytes))
+        self._guard = self._guard.over(self.exchange)
+
+    def hold(self, held: Callable[[Mapping[str, Tensor]], None] | None) -> None:
+        self._backward.held = held
+
+    def settle(self) -> None:
+        self._guard.settle()
 
     @property
     def numels(self) -> dict[str, int]:
@@ -205,6 +226,7 @@ class DdpAttachment:
     def _finish(self) -> None:
         self._backward.finish()
         self._guard.end()
+        self._handle.step_ended()
         if self._overlap is not None:
             call_after_backward(self._overlap.handed_over)  # after DDP, which writes gradients until then
 

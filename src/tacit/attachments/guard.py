@@ -237,10 +237,15 @@ class BackgroundGuard:
 
     def __init__(self, guard: Guard, exchange: Exchange, device: torch.device):
         self._guard, self._exchange, self._late = guard, exchange, device.type != "cpu"
+        self._device = device
         self._answer = torch.empty(2 * _NOTE, dtype=torch.uint8, pin_memory=self._late)
         self._sent: tuple[Note, Tensor, Reduction] | None = (
             None  # the tensor, while another stream may read it
         )
+
+    def over(self, exchange: Exchange) -> "BackgroundGuard":
+        """The same, whose notes travel with another exchange."""
+        return BackgroundGuard(self._guard, exchange, self._device)
 
     def begin(self) -> None:
         """Before the first exchange of a step."""
@@ -259,6 +264,10 @@ class BackgroundGuard:
         """After the last."""
         if not self._late:
             self._judge()
+
+    def settle(self) -> None:
+        """Reads an answer that is still on its way, wherever tensors are: nothing is left in the exchange."""
+        self._judge()
 
     def _judge(self) -> None:
         if self._sent is None:

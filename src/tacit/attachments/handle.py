@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import platform
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,19 @@ class Parting(Attachment, Protocol):
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Planner(Protocol):
+    """What chooses the strategy of a handle while the model trains, see auto/. All methods are called on all ranks alike."""
+
+    def step_ended(self) -> None: ...
+    def replan(self) -> None: ...
+    def save(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+    def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
+        """Goes on with what a checkpoint was written under."""
+        ...
+
+
 @runtime_checkable
 class Owing(Attachment, Protocol):
     """One that may owe gradients or steps to parameters after `backward()` and `step()` have returned."""
@@ -108,6 +122,7 @@ class Handle:
         self.bucket_nbytes: int | None = None  # with bucket="auto", what was measured
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
+        self.planner: Planner | None = None  # where the strategy is `auto`
         self._attachment: Attachment | None = None
         self._group_lane: int | None = None
         self._parts = False
@@ -128,6 +143,14 @@ class Handle:
             rank, world = attachment.wire.rank, attachment.wire.world
             self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
         self.rank, self.world, self.numels = rank, world, attachment.numels
+        if self._records is not None:
+            facts = {"strategy": str(self.strategy), "world": world, "host": platform.node()}
+            self.record("attached", **facts, elements=sum(self.numels.values()))
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """How the strategy sits on the model; None where there are no other ranks, and once the handle is closed."""
+        return self._attachment
 
     def stepped(self, numel: int) -> None:
         """Called by the attachment after every round: counts it, and writes a `step` record.
@@ -139,6 +162,11 @@ class Handle:
         self.stats.stepped(numel)
         if self._records is not None:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
+
+    def step_ended(self) -> None:
+        """Called by the attachment when a step's gradients are means and nothing of it is left in the exchange."""
+        if self.planner is not None:
+            self.planner.step_ended()
 
     def record(self, kind: str, **fields: Any) -> None:
         """Passes one record to `on_record`, and appends it to the file of records, where there is one.
@@ -188,6 +216,21 @@ class Handle:
             0.5
         """
         self.loss = float(loss)
+
+    def replan(self) -> None:
+        """Where the strategy is `auto`: trains some steps without a codec again, probes, and chooses anew. All ranks must call it,
+        between the same two steps. What a codec remembers is kept if it is chosen again, and dropped otherwise.
+
+        Raises:
+            ConfigError: The handle has a strategy that was named, or is closed.
+        """
+        if self.planner is None or self.closed:
+            raise ConfigError(
+                "the handle is closed; attach the model again"
+                if self.closed
+                else f"this handle runs {str(self.strategy)!r}, which was named; attach with 'auto' to have one chosen"
+            )
+        self.planner.replan()
 
     def merge(self) -> None:
         """Gives all ranks the mean of their models, where a rule lets them part; for the end of training. All must call it."""
@@ -286,13 +329,16 @@ class Handle:
             )
         self.flush()
         place = checkpoints.Place(self.rank, self.world, self._lane)
-        chosen = checkpoints.pick(state, place, str(self.strategy), self.numels)
+        strategy = checkpoints.strategy_of(state) if self.planner is not None else str(self.strategy)
+        chosen = checkpoints.pick(state, place, strategy, self.numels)
         checkpoints.check_bucket(chosen, place, self.bucket_nbytes)
         parting = self._attachment if isinstance(self._attachment, Parting) else None
         if parting is not None:
             checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
             parting.check(chosen["round"], chosen["memory"])
             parting.settle()  # what is still being received must not land in the memory that is loaded
+        if self.planner is not None:
+            self.planner.load(strategy, checkpoints.auto_of(chosen))
         self.memory.load(chosen["memory"])
         self.step, self.seed = chosen["step"], chosen["seed"]
         if parting is not None:
@@ -355,9 +401,11 @@ class Handle:
         if self.closed and self._parts:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
+        planned = {"auto": self.planner.save()} if self.planner is not None else {}
         sized = {} if self.bucket_nbytes is None else {"bucket": self.bucket_nbytes}
         return (
             parted
+            | planned
             | sized
             | {
                 "format": checkpoints.FORMAT,
@@ -378,6 +426,8 @@ class Handle:
         module has no exchange of its own to return to: its gradients are each rank's own again, and models that rules merge part.
         """
         self.closed = True
+        if self.planner is not None:
+            self.planner.close()
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.close()
@@ -517,9 +567,12 @@ def weak_parameters(parameters: Mapping[str, nn.Parameter]) -> Callable[[], dict
     return found
 
 
-def when_dropped(owner: object, end: Callable[..., None], *args: object) -> None:
-    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already."""
-    weakref.finalize(owner, end, *args).atexit = False
+def when_dropped(owner: object, end: Callable[..., None], *args: object) -> Callable[[], object]:
+    """Calls `end(*args)`, which must not hold `owner`, when `owner` is garbage: not at exit, where torch may be gone already. What is
+    returned takes it back."""
+    finalizer = weakref.finalize(owner, end, *args)
+    finalizer.atexit = False
+    return finalizer.detach
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

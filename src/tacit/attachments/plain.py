@@ -30,12 +30,13 @@ from tacit.attachments.handle import (
 )
 from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes
 from tacit.attachments.target import Target
-from tacit.buckets import Bucket, digest_of, outer_names, plan, sparse_names
+from tacit.buckets import Bucket, cutter, digest_of, outer_names, sparse_names
 from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.requests import Codec, Max
 from tacit.schemes import Channel
 from tacit.sparse import no_rows
+from tacit.strategy import Strategy
 
 
 def attach_plain(handle: Handle, target: Target) -> None:
@@ -44,19 +45,22 @@ def attach_plain(handle: Handle, target: Target) -> None:
     if dist.get_world_size(group) == 1:
         return
     outer, sparse = outer_names(model, parameters), sparse_names(model, parameters)
-    buckets = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
+    cut = cutter(weak_parameters(parameters), target.groups, outer, sparse)
+    buckets = cut(target.bucket_nbytes or DEFAULT_NBYTES)
     optimizer = None
     if target.overlap == "forward":
         refuse_sparse(buckets)
         optimizer = refuse_what_forbids_it(target.optimizer, model, parameters)
     facts = ["plain", digest_of(buckets), handle.seed, check_every, target.bucket_nbytes, target.overlap]
-    agree(group, handle.strategy, facts, timeout)
+    agree(group, handle.strategy, facts, timeout, asked=target.asked)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
         start_alike(channel.wire, model)
         nbytes = settled_nbytes(handle, channel, parameters, target.bucket_nbytes)
-        buckets = plan(parameters, target.groups, nbytes, outer, sparse)
+        buckets = cut(nbytes)
         guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
-        attachment = PlainAttachment(handle, channel, handle.strategy.what, parameters, buckets, guard)
+        attachment = PlainAttachment(
+            handle, channel, handle.strategy.what, parameters, buckets, guard, cut=cut
+        )
         if optimizer is not None:
             attachment.go_on_in_forward(model, optimizer)
         leave_with(attachment, channel)
@@ -76,15 +80,15 @@ class PlainAttachment:
         guard: Guard,
         *,
         held: bool = True,
+        cut: Callable[[int], list[Bucket]] | None = None,
     ):
-        """`held`: the parameters' hooks keep it alive, for those who drop the handle and train on."""
+        """`held`: the parameters' hooks keep it alive, for those who drop the handle and train on. `cut`: buckets of another size,
+        for those who switch."""
         self.channel, self.wire = channel, channel.wire
-        self._handle, self._codec, self._guard = handle, codec, guard
+        self._handle, self._guard, self._cut = handle, guard, cut
         self._parameters = weak_parameters(parameters)
         arrive = self._arrive if held else weakly(self._arrive)
-        self.exchange = Exchange(channel, codec, handle.stats, device=buckets[0].device)
-        when_dropped(self, self.exchange.drop)
-        self._backward = Backward(handle, self.exchange, buckets)
+        self.exchange = self._opened(codec, buckets)
         self._overlap: ForwardOverlap | None = None
         self._note: BackgroundGuard | None = None
         self._unused: Callable[[], Tensor] | None = None
@@ -93,6 +97,28 @@ class PlainAttachment:
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: arrive(name, p.grad))
             for name, parameter in parameters.items()
         ]
+
+    def _opened(self, codec: Codec, buckets: list[Bucket]) -> Exchange:
+        """An exchange of these buckets, over the channel as it is now."""
+        self._codec = codec
+        exchange = Exchange(self.channel, codec, self._handle.stats, device=buckets[0].device)
+        self._keep = when_dropped(self, exchange.drop)
+        self._backward = Backward(self._handle, exchange, buckets)
+        return exchange
+
+    def switch(self, strategy: Strategy, bucket_nbytes: int) -> None:
+        """Between two steps, on all ranks alike: as DdpAttachment.switch."""
+        assert self._cut is not None, "this attachment switches nothing"
+        self._keep()
+        self.exchange.close()
+        self.channel.scheme = strategy.scheme
+        self.exchange = self._opened(strategy.what, self._cut(bucket_nbytes))
+
+    def hold(self, held: Callable[[Mapping[str, Tensor]], None] | None) -> None:
+        self._backward.held = held
+
+    def settle(self) -> None:
+        """Nothing is left in the exchange between two steps."""
 
     def go_on_in_forward(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Before the first pass: exchanges then go on beside the next forward pass of `model` too."""
@@ -139,6 +165,7 @@ class PlainAttachment:
                 _write(parameter, means[name])
             elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])
+        self._handle.step_ended()
 
     def _begin_ahead(self, overlap: ForwardOverlap) -> None:
         overlap.begin()

@@ -24,6 +24,7 @@ class Target:
     timeout: timedelta | None
     check_every: int
     overlap: str = "backward"  # or "forward": what an exchange may go on beside
+    asked: object = ""  # what the user wrote, where that is no strategy (`auto`)
 
     @property
     def inside(self) -> dist.ProcessGroup | None:

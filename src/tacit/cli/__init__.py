@@ -21,6 +21,7 @@ VERBS = {
     "demo": "tacit.cli.demo",
     "codecs": "tacit.cli.codecs",
     "report": "tacit.cli.report",
+    "watch": "tacit.cli.watch",
     "plan": "tacit.cli.plan",
     "sim": "tacit.cli.sim",
     "lab": "tacit.cli.lab",

@@ -3,7 +3,7 @@
     link = connect(model, optimizer, named("fp16"), bucket_nbytes=4 << 20)    # the same on every rank
     link.model(x).sum().backward()
 
-A peer has one name: `fp32` (plain DDP), `fp16`, `bf16`, `powersgd(rank=4)`. Anything else is a strategy.
+A peer has one name: `fp32` (plain DDP), `fp16`, `bf16`, `powersgd(rank=4)`. Anything else is a strategy, or `auto`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Configuration:
     rank: int = 0
     strategy: Strategy | None = None
     note: str = ""
+    auto: str = ""  # "auto", with options, where tacit chooses
 
     @property
     def plain(self) -> bool:
@@ -47,6 +48,8 @@ class Configuration:
         """What a record holds of it beside its name."""
         if self.strategy is not None or self.plain:
             return described(self.strategy)
+        if self.auto:
+            return {"family": "tacit", "lossy": True, "precision": None}
         return {"family": "ddp", "lossy": True, "precision": self.peer if self.peer in _HALVES else None}
 
 
@@ -59,6 +62,8 @@ def named(text: str) -> Configuration:
         return Configuration(f"DDP {word} hook", word, note=_BF16 if word == "bf16" else "")
     if word.startswith("powersgd"):
         return _powersgd(text, read(word, "peer"))
+    if word.partition("(")[0].strip() == "auto":
+        return Configuration(text.strip(), auto=text.strip())
     strategy = Strategy.parse(text)
     return Configuration(str(strategy), strategy=strategy)
 
@@ -129,8 +134,8 @@ def connect(
     ddp = DistributedDataParallel(
         model, bucket_cap_mb=bucket_nbytes / 2**20, gradient_as_bucket_view=True, init_sync=False
     )
-    if configuration.strategy is not None:
-        handle = tacit.attach(ddp, optimizer, configuration.strategy, bucket=bucket_nbytes, seed=seed)
+    if strategy := configuration.auto or configuration.strategy:
+        handle = tacit.attach(ddp, optimizer, strategy, bucket=bucket_nbytes, seed=seed)
         return ConnectedModel(
             ddp, bucket_nbytes, 0.0, handle, lambda: float(handle.stats.sent_nbytes), note, configuration
         )
