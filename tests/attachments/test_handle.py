@@ -79,6 +79,7 @@ def _again_and_again(rank, world, kind, end, folder):
     once = _refuse if end == "refused" else _drop
     once(kind, rank, folder)
     before = _open()
+    torch.distributed.barrier()  # a rank that goes on closes this one's connections to it
     for _ in range(5):
         once(kind, rank, folder)
     torch.distributed.barrier()
