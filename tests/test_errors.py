@@ -34,7 +34,7 @@ BAD_TEXTS = {
     "every / int8 / sharded / extra": "has 4 parts",
     "every // sharded": "write 'when / what / who'",
     "every / int9 / sharded": "unknown codec 'int9'; did you mean 'int8'?",
-    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, thc, hush, topk, lowrank, ef",
+    "every / gzip / sharded": "known are none, fp16, bf16, int8, int4, fp8",
     "sometimes / int8 / sharded": "unknown rule 'sometimes'; known are every",
     "every / int8 / shared": "unknown scheme 'shared'; did you mean 'sharded'?",
     "every / int8( / sharded": "cannot be read",

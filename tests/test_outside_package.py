@@ -86,8 +86,8 @@ def _trained(rank: int, world: int, site: str, text: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("text", "rounds"),
     [
-        ("doubling(2) / sign / gathered", 4),
-        ("every / ef(sign) / gathered", 7),
+        ("doubling(2) / signmean / gathered", 4),
+        ("every / ef(signmean) / gathered", 7),
         ("every / none / gathered", 7),
     ],
 )
@@ -100,7 +100,7 @@ def test_its_rule_codec_and_scheme_train_on_real_ranks(installed: Path, text: st
 
 
 def test_its_codec_passes_the_conformance_kit(installed: Path) -> None:
-    done = _tacit(installed, "codecs", "check", "sign", "--json")
+    done = _tacit(installed, "codecs", "check", "signmean", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -132,7 +132,7 @@ def test_its_job_runs_in_a_lab_on_its_topology(installed: Path, tmp_path: Path) 
 
 
 def test_without_it_its_names_are_unknown_and_with_it_they_are_listed(installed: Path) -> None:
-    with pytest.raises(tacit.TacitError, match="unknown codec 'sign'"):
-        tacit.Strategy.parse("every / sign / sharded")
-    done = _tacit(installed, "codecs", "check", "sgn")
-    assert "unknown codec 'sgn'; did you mean 'sign'?" in done.stderr
+    with pytest.raises(tacit.TacitError, match="unknown codec 'signmean'"):
+        tacit.Strategy.parse("every / signmean / sharded")
+    done = _tacit(installed, "codecs", "check", "signmen")
+    assert "unknown codec 'signmen'; did you mean 'signmean'?" in done.stderr

@@ -14,13 +14,13 @@ from tacit import Context, Conversation, Gather, Reduced, Traits
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class SignMean:
     """4 bytes for the mean, and a bit for each element."""
 
     traits = Traits(rounds=1, summable=False, contracting=True)
 
     def __str__(self) -> str:
-        return "sign"
+        return "signmean"
 
     def nbytes(self, numel: int) -> int:
         return 4 + -(-numel // 8)
