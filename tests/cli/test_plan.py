@@ -83,6 +83,16 @@ def test_a_link_alone_is_enough(capsys, monkeypatch):
     )
 
 
+def test_without_strategies_what_cannot_be_measured_is_left_out_with_a_note(capsys, monkeypatch, caplog):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    texts = ("DDP", "every / gtopk(share=0.001) / sharded", "every / none / server")
+    monkeypatch.setattr("tacit.plan.candidates.every_choice", lambda world: texts)
+    assert main(["plan", "--model", "vgg16", "--link", "100Mbit", "--world", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["choice"] for each in found["predictions"]} == set(texts[:2])
+    assert "every / none / server is left out" in caplog.text
+
+
 def test_what_cannot_be_planned_gets_one_sentence(file, tmp_path, capsys):
     assert "there are no ranks to probe: start them" in failure(capsys, "--model", "vgg16")
     assert "--html plan.txt: the page is HTML" in failure(capsys, "--html", "plan.txt")

@@ -4,7 +4,7 @@ import pytest
 
 from tacit.errors import PairingError
 from tacit.plan.candidates import every_choice, parsed_choices
-from tacit.plan.costs import cost_of
+from tacit.plan.costs import cost_of, measurable
 from tacit.plan.dry import DryWire
 from tacit.shapes import requests_of
 from tacit.strategy import Strategy
@@ -64,6 +64,26 @@ def test_every_valid_choice_is_compared_once():
     assert found[:3] == ("DDP", "DDP fp16", "DDP bf16") and len(set(found)) == len(found)
     assert "every / int8(block=256) / sharded" in found and "every / none / allreduce" in found
     assert not any("/ server" in each or "/ gossip" in each for each in found)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_choice_that_is_compared_can_be_measured(world):
+    choices = every_choice(world)
+    assert measurable(choices, world) == dict.fromkeys(choices, "")
+
+
+def test_a_merge_is_answered_with_the_own_payload():
+    once, twice = (
+        sum(use.nbytes[-1] for use in cost_of("gtopk", world, numels=NUMELS, repeats=1).requests[0].uses)
+        for world in (2, 4)
+    )
+    assert twice == 2 * once > 0
+
+
+def test_a_choice_that_fails_is_left_out_with_its_reason(monkeypatch):
+    monkeypatch.setattr(DryWire, "exchange", lambda *_: 1 / 0)
+    found = measurable(["DDP", "every / gtopk / sharded"], 2)
+    assert found["DDP"] == "" and "ZeroDivisionError" in found["every / gtopk / sharded"]
 
 
 def test_choices_are_read_as_strategies_or_baselines():

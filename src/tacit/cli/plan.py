@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tacit.plan import Advice, BucketSizes, Prediction, Probe, RecordedStep
     from tacit.plan.what_if import WhatIf
 
+log = logging.getLogger("tacit")
 EXAMPLES = """examples:
   torchrun --nproc-per-node=4 -m tacit plan --model mymodule:build     # build() returns the model and the inputs of a forward pass
   TACIT_PLAN=record torchrun --nproc-per-node=4 train.py               # or: records the steps of your own script, which attaches tacit
@@ -184,7 +186,7 @@ def _assumed(args: argparse.Namespace) -> Probe:
             "with --from, or give --link and --world"
         )
     from tacit.plan.candidates import every_choice, with_baselines
-    from tacit.plan.costs import cost_of
+    from tacit.plan.costs import cost_of, measurable
     from tacit.plan.models import machine_here
     from tacit.plan.what_if import assumed, parsed_what_if
 
@@ -193,7 +195,10 @@ def _assumed(args: argparse.Namespace) -> Probe:
     named = args.strategies
     choices = every_choice(asked.world) if named is None else with_baselines(named, asked.world)
     with common.waiting("timing codecs"):
-        costs = tuple(cost_of(choice, asked.world) for choice in choices)
+        left_out = measurable(choices, asked.world) if named is None else {}
+        costs = tuple(cost_of(choice, asked.world) for choice in choices if not left_out.get(choice))
+    for note in filter(None, left_out.values()):
+        log.warning("%s", note)
     machine = machine_here()
     return assumed(
         asked.world, parse_rate(args.link), parse_time(args.latency), costs, float(machine.cores), machine

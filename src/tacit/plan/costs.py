@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -15,7 +15,16 @@ from tacit.errors import ConfigError
 from tacit.layout import Layout
 from tacit.plan.dry import DryWire, all_reduce_of
 from tacit.plan.values import BASELINES, Curve, OperationUse, RequestCost, StrategyCost
-from tacit.requests import STEADY_STEP, Codec, LocalMemory, Request, ShapedCodec, as_reduced, context_for
+from tacit.requests import (
+    STEADY_STEP,
+    Codec,
+    LocalMemory,
+    Merge,
+    Request,
+    ShapedCodec,
+    as_reduced,
+    context_for,
+)
 from tacit.rounds import GradientRule, MergeRule
 from tacit.schemes import AllReduce, Gossip, Scheme, Sharded
 from tacit.strategy import Strategy
@@ -111,6 +120,21 @@ def cost_of(
     return replace(found, period=period_of(strategy))
 
 
+def measurable(choices: Iterable[str], world: int, device: torch.device | None = None) -> dict[str, str]:
+    """Why each of `choices` cannot be measured: one sentence, "" where it can. A codec of somebody else's package may raise anything."""
+    found = {}
+    for choice in choices:
+        try:
+            cost_of(choice, world, device=device, numels=NUMELS[:1], repeats=1)
+            found[choice] = ""
+        except Exception as cause:
+            reason = str(cause).partition("\n")[0][:200]
+            found[choice] = (
+                f"{choice} is left out, it fails over a dry wire: {type(cause).__name__}: {reason}"
+            )
+    return found
+
+
 def period_of(strategy: Strategy) -> float:
     """Steps from one exchange to the next, as far as a rule fixes them."""
     rule = strategy.when
@@ -133,10 +157,11 @@ def _driven(
     x = gradient(numel, device)
     rounds = codec.traits.rounds
     memory = LocalMemory(x, given=layout_for(codec, numel))
+    first = -(-STEADY_STEP // world) * world  # rank 0 is the one that leads, where ranks do in turn
     piece = _Piece([_Times() for _ in range(rounds)], [_Times() for _ in range(rounds)], _Times(), [], [])
     together()
     for turn in range(repeats + 1):
-        context = context_for(memory, seed=0, step=STEADY_STEP + turn, bucket="plan", rank=0, world=world)
+        context = context_for(memory, seed=0, step=first + turn * world, bucket="plan", rank=0, world=world)
         spent = (
             piece
             if turn
@@ -153,6 +178,7 @@ def _driven(
             request: Request = talk.send(answer)
             watch.lap(spent.encode[request_number])
             before, wire.idle_s = len(wire.used), 0.0
+            wire.own = request.value if isinstance(request, Merge) else None
             answer = scheme.start(wire, request, context.own_seed)()
             watch.lap(spent.owner[request_number], wire.idle_s)
             piece.kinds.append(type(request).__name__)

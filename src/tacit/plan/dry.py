@@ -22,13 +22,14 @@ from tacit.transports.process_group import Wire, ring_nbytes
 class DryWire(Wire):
     """The wire of rank 0 among `world` ranks, of which there are no others."""
 
-    __slots__ = ("idle_s", "used")
+    __slots__ = ("idle_s", "own", "used")
 
     def __init__(self, world: int) -> None:
         self.rank, self.world, self.sent_nbytes = 0, world, 0
         self.lost_ranks, self._purpose = tuple, "dry run"
         self.used: list[tuple[str, float]] = []  # operations and their bytes
         self.idle_s = 0.0  # spent on making up what would have come
+        self.own: Tensor | None = None  # a Merge's payload, before anything was merged into it
 
     def start_all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], Tensor]:
         out = recycled.clone(value)
@@ -51,6 +52,10 @@ class DryWire(Wire):
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         self.used.append(("send", float(max((t.nbytes for _, t in (*sends, *receives)), default=0))))
         self.sent_nbytes += sum(t.nbytes for _, t in sends)
+        start = time.perf_counter()
+        for _, into in receives:
+            into.zero_() if self.own is None else into.copy_(self.own)
+        self.idle_s += time.perf_counter() - start
 
 
 def all_reduce_of(dtype: torch.dtype) -> str:

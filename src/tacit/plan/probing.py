@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from tacit.errors import ConfigError, PairingError
 from tacit.plan.calibrate import calibrated
 from tacit.plan.candidates import every_choice, parsed_choices
-from tacit.plan.costs import copy_cost, cost_of
+from tacit.plan.costs import copy_cost, cost_of, measurable
 from tacit.plan.exchanges import Gradients
 from tacit.plan.models import digest_of_model, machine_here
 from tacit.plan.operations import Bench, Reference, alone, measured, reference
@@ -34,6 +35,7 @@ from tacit.sim.workloads import Workload
 from tacit.transports import Wire
 from tacit.units import size_text, time_text
 
+log = logging.getLogger("tacit")
 MOST_S = 60.0
 BUDGET_S = 30.0
 FINALISTS = 3
@@ -97,6 +99,8 @@ def probe(
     model = check_alike(group, recorded)
     choices = every_choice(wire.world) if strategies is None else parsed_choices(strategies, wire.world)
     wire.measure()
+    if strategies is None:
+        choices = _measurable(bench, choices)
     before = reference(bench, _REFERENCE_NBYTES)
     costs = tuple(
         cost_of(choice, wire.world, device=bench.device, together=bench.together, worst=bench.worst)
@@ -126,6 +130,15 @@ def probe(
         found = replace(found, drift=_drift(bench, recorded, compute))
     check_steady(before, reference(bench, _REFERENCE_NBYTES))
     return replace(found, took_s=bench.worst([time.perf_counter() - start_s])[0])
+
+
+def _measurable(bench: Bench, choices: Sequence[str]) -> tuple[str, ...]:
+    """Those that every rank can measure; of the others this rank's own are noted."""
+    reasons = measurable(choices, bench.wire.world, bench.device)
+    for reason in filter(None, reasons.values()):
+        log.warning("%s", reason)
+    failed = bench.worst([float(bool(reasons[choice])) for choice in choices])
+    return tuple(choice for choice, fails in zip(choices, failed, strict=True) if not fails)
 
 
 def check_steady(before: Reference, after: Reference) -> None:
