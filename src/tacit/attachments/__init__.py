@@ -14,7 +14,7 @@ from torch import nn
 
 from tacit import environment
 from tacit.attachments.agreement import refusals_published
-from tacit.attachments.auto import TRIAL, Auto, check_kind, plan_with
+from tacit.attachments.auto import TRIAL, Auto, check_folder, check_kind, plan_with
 from tacit.attachments.guard import CHECK_EVERY
 from tacit.attachments.handle import Attachment, Handle, leave_dropped
 from tacit.attachments.kinds import (
@@ -106,18 +106,25 @@ def attach(
             _overlap(overlap, parsed, module),
             asked=auto or "",
         )
+        leads = not ranks or dist.get_rank() == ranks[0]  # it alone reads and writes the files of plans
         if auto is not None:
             check_kind(target, str(strategy), bool(sparse_names(module, parameters)))
+            if leads and auto.folder is not None:
+                check_folder(auto.folder)
         _refuse_attached(module)
         refuse_second_momentum(parsed, optimizer)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
-        if auto is not None:
-            plan_with(handle, target, auto)
-        if file is not None and handle.rank == 0:
-            _record_steps(module, optimizer, file)
+        try:
+            if auto is not None:
+                plan_with(handle, target, auto)
+            if file is not None and handle.rank == 0:
+                _record_steps(module, optimizer, file)
+        except BaseException:  # nobody else has the handle
+            handle.close()
+            raise
         return handle
 
 

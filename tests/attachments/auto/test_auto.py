@@ -275,16 +275,17 @@ def _of_other_kinds(rank, world, folder):
     sharded = deep(layers=2)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (world,)))
     sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
-    Path(folder, f"file{rank}").write_text("")
-    texts = []
-    for model, text in (
+    Path(folder, "file0").write_text("")
+    texts, model = [], deep(layers=2)
+    for refused, text in (
         (sharded, "auto"),
         (sparse, "auto"),
-        (deep(layers=2), f"auto(cache='{folder}/file{rank}')"),
+        (model, f"auto(cache='{folder}/file0')"),
     ):
-        with pytest.raises(ConfigError) as caught:
-            tacit.attach(model, None, text)
+        with pytest.raises((ConfigError, PairingError)) as caught:
+            tacit.attach(refused, None, text)
         texts.append(str(caught.value))
+    tacit.attach(model, None, "none").close()
     with pytest.raises(ConfigError, match="leave overlap='forward' out"):
         tacit.attach(deep(layers=2), None, "auto", overlap="forward")
     with tacit.attach(deep(layers=2), None, "none") as handle, pytest.raises(ConfigError) as caught:

@@ -56,13 +56,17 @@ def write_plan(folder: Path, facts: Facts, choice: Choice) -> None:
         text = json.dumps({"format": _FORMAT, "facts": dict(facts), "choice": choice.as_plain()}, indent=1)
         part.write_text(text + "\n")
         part.replace(path)
-    except OSError as cause:
-        log.warning("the plan cannot be kept in %s: %s", folder, cause.strerror)
+    except (OSError, ValueError) as cause:
+        log.warning("the plan cannot be kept in %s: %s", folder, cause)
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError for what is no folder."""
-    if folder.exists() and not folder.is_dir():
+    """Raises ConfigError for what is no folder; one that cannot be looked at is warned of when it is read."""
+    try:
+        refused = folder.exists() and not folder.is_dir()
+    except (OSError, ValueError):
+        return
+    if refused:
         raise ConfigError(f"auto: cache={str(folder)!r} is a file; name a folder for plans")
 
 

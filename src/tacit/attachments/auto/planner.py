@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.attachments.agreement import agree
-from tacit.attachments.auto.cache import check_folder, read_plan, write_plan
+from tacit.attachments.auto.cache import read_plan, write_plan
 from tacit.attachments.auto.choice import Choice
 from tacit.attachments.auto.clock import StepClock
 from tacit.attachments.auto.deciding import confirmed, contenders_for, decide
@@ -264,8 +264,6 @@ class AutoPlanner:
     def _cached(self) -> Choice | None:
         """A plan for these machines and this model, if rank 0 has one."""
         folder = self._options.folder
-        if folder is not None:
-            check_folder(folder)
         own = host_facts()
         machine = f"{own['cpu']}, {own['cores']} cores, {round(own['memory_nbytes'] / 2**30)} GiB, torch {own['torch']}"
         machines: list[Any] = [None] * dist.get_world_size(self._group)
