@@ -223,13 +223,19 @@ def _loads(rank, world):
         with pytest.raises(CheckpointError) as caught:
             handle.load_state_dict({**state, **change})
         texts.append(str(caught.value))
+    with pytest.raises(PairingError) as caught:  # another one on each rank
+        handle.load_state_dict({**state, "strategy": LOSSY[rank], "auto": {}})
+    texts.append(str(caught.value))
     train(model, optimizer, rank, range(1, 3))
-    return texts, handle.step
+    step = handle.step
+    train(model, optimizer, rank, range(3, COURSE + 1))
+    return texts, step, own_state(handle)["auto"]["settled"]
 
 
 def test_a_checkpoint_that_cannot_be_taken_up_changes_nothing(ranks):
-    texts, step = ranks.run(2, _loads)[0]
-    assert step == 3
+    texts, step, settled = ranks.run(2, _loads)[0]
+    assert step == 3 and settled
+    assert f"rank 0 attached {LOSSY[0]!r} and rank 1 attached {LOSSY[1]!r}" in texts[5]
     assert "which auto cannot take up in a training; attach 'local(4) / none / allreduce'" in texts[0]
     assert all(len(text) < 400 for text in texts) and "'auto' is 3" in texts[2]
 

@@ -101,14 +101,14 @@ class AutoPlanner:
 
     def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
         parsed = _switchable(strategy)
-        self._bucket_nbytes = int(saved.get("bucket_nbytes", self._asked_nbytes))
-        if saved and not saved["settled"]:
+        nbytes, settled = int(saved.get("bucket_nbytes", self._asked_nbytes)), saved.get("settled", True)
+        agree(self._group, parsed, ["auto", nbytes, settled], self._timeout)  # else the course goes on
+        if not settled:
             self._go(self._plan())
             self._memory_of = str(parsed)  # what is loaded next
             return
         self._course.close()
-        why = "the checkpoint was written under it"
-        self._settle(Choice(str(parsed), self._bucket_nbytes, "checkpoint", why))
+        self._take(Choice(str(parsed), nbytes, "checkpoint", "the checkpoint was written under it"))
         self._memory_of = str(parsed)
 
     def _go(self, course: Course) -> None:
@@ -206,9 +206,13 @@ class AutoPlanner:
 
     def _settle(self, choice: Choice) -> None:
         """From the next step on; all ranks make sure that they mean the same."""
-        handle, strategy = self._there(self._handle), Strategy.parse(choice.strategy)
-        facts = ["auto", choice.bucket_nbytes]
-        agree(self._group, strategy, facts, self._timeout)
+        agree(
+            self._group, Strategy.parse(choice.strategy), ["auto", choice.bucket_nbytes, True], self._timeout
+        )
+        self._take(choice)
+
+    def _take(self, choice: Choice) -> None:
+        handle = self._there(self._handle)
         self._switch(choice.strategy, choice.bucket_nbytes)
         self._settled, self._live = True, LiveCheck(choice.expected)
         handle.stats.planned(str(choice), choice.expected.step_s if choice.expected else None)
