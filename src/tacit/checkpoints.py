@@ -98,21 +98,24 @@ def strategy_of(state: Any) -> str:
 
 
 def auto_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a handle that chose by itself has saved of it: whether it had chosen, and the size of its buckets; empty for others."""
+    """What a handle that chose by itself has saved of it: whether it had chosen, and the size of its buckets. Of others the size alone, which
+    somebody has chosen; empty where they saved none."""
     saved: Mapping[str, Any] = state.get("auto", {})
     need(state, "auto", isinstance(saved, Mapping), "a dict")
     if saved:
         need(saved, "settled", isinstance(saved.get("settled"), bool), "True or False")
         need(saved, "bucket_nbytes", is_whole(saved.get("bucket_nbytes"), 1), "a whole number of at least 1")
+    elif "bucket" in state:
+        return {"settled": True, "bucket_nbytes": state["bucket"]}
     return saved
 
 
 def check_bucket(state: Mapping[str, Any], place: Place, measured: int | None) -> None:
-    """Raises CheckpointError where buckets were measured then and now, and differ: blocks and shards would, and with them the bits."""
+    """Raises CheckpointError where buckets were measured now, and differ from those then: blocks and shards would, and with them the bits."""
     saved = state.get("bucket", measured)
     if measured is not None and saved != measured and state["world"] == place.world:
         raise CheckpointError(
-            f"the checkpoint was written with buckets of {saved} bytes as measured then, and now {measured} were, which would change the bits; attach "
+            f"the checkpoint was written with buckets of {saved} bytes, and now {measured} were measured, which would change the bits; attach "
             f"with bucket={saved}"
         )
 

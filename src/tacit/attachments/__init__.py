@@ -115,6 +115,7 @@ def attach(
         refuse_second_momentum(parsed, optimizer)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
+        handle.asked_nbytes = target.bucket_nbytes
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
         try:

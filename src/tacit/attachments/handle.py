@@ -120,6 +120,7 @@ class Handle:
         self.numels = numels  # elements that the memory of each parameter has
         self.closed = False
         self.bucket_nbytes: int | None = None  # with bucket="auto", what was measured
+        self.asked_nbytes: int | None = None  # with a size, that
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
         self.planner: Planner | None = None  # where the strategy is `auto`
@@ -402,7 +403,8 @@ class Handle:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
         planned = {"auto": self.planner.save()} if self.planner is not None else {}
-        sized = {} if self.bucket_nbytes is None else {"bucket": self.bucket_nbytes}
+        nbytes = self.bucket_nbytes or self.asked_nbytes
+        sized = {} if nbytes is None or self.planner is not None else {"bucket": nbytes}
         return (
             parted
             | planned

@@ -169,7 +169,9 @@ def test_a_plan_is_kept_and_taken_without_a_trial_and_refused_on_another_machine
 
 
 def _resumed(rank, world, text, folder):
-    model, optimizer, handle = _attached("plain", "every / ef(int4(block=64)) / sharded", seed=3)
+    model = _made("plain")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = tacit.attach(model, optimizer, "every / ef(int4(block=64)) / sharded", bucket="12kB", seed=3)
     train(model, optimizer, rank, range(4))
     state, weights = handle.state_dict(), copy.deepcopy(model.state_dict())
     train(model, optimizer, rank, range(4, 8))
@@ -188,7 +190,7 @@ def _resumed(rank, world, text, folder):
 def test_the_strategy_of_a_checkpoint_wins_and_goes_on_to_the_same_bits(ranks, tmp_path):
     for strategy, step, auto, same, chosen in ranks.run(2, _resumed, QUICK, str(tmp_path)):
         assert (strategy, step) == ("every / ef(int4(block=64)) / sharded", 4)
-        assert auto["settled"] and same and "(checkpoint" in chosen
+        assert auto == {"settled": True, "bucket_nbytes": 12_000} and same and "(checkpoint" in chosen
 
 
 def _again(rank, world):
