@@ -56,6 +56,10 @@ def test_a_script_that_attaches_records_without_a_change(tmp_path, monkeypatch):
     with tacit.attach(model, optimizer, "none"):
         train(model, optimizer, WARMUP + 11)
     assert load(path)[1].workload.parameters == 58 and not hooks_of(model)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TACIT_PLAN", f"record:{tmp_path}/file/mine.jsonl")
+    with pytest.raises(ConfigError, match="mine.jsonl: cannot be written"):
+        tacit.attach(net(), None, "none")
     monkeypatch.setenv("TACIT_PLAN", "recrod")
     with pytest.raises(ConfigError, match="TACIT_PLAN='recrod': write record"):
         tacit.attach(net(), None, "none")
@@ -71,3 +75,16 @@ def test_too_few_steps_get_one_sentence(tmp_path):
     assert not hooks_of(model)
     with pytest.raises(ConfigError, match="steps=0"):
         StepRecorder(model, None, tmp_path / "plan.jsonl", steps=0)
+
+
+def test_a_record_that_cannot_be_written_costs_the_record_and_not_the_training(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "folder"
+    monkeypatch.setenv("TACIT_PLAN", f"record:{folder}/mine.jsonl")
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tacit.attach(model, optimizer, "none"):
+        assert not any(folder.iterdir())
+        folder.rmdir()
+        folder.write_text("")  # in the middle of the training
+        train(model, optimizer, WARMUP + 12)
+    assert "the recorded step is lost, and training goes on" in caplog.text and not hooks_of(model)

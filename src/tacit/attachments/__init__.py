@@ -111,6 +111,8 @@ def attach(
             check_kind(target, str(strategy), bool(sparse_names(module, parameters)))
             if leads and auto.folder is not None:
                 check_folder(auto.folder)
+        if leads and file is not None:
+            _check_plan_file(file)
         _refuse_attached(module)
         refuse_second_momentum(parsed, optimizer)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -134,6 +136,12 @@ def _record_steps(module: nn.Module, optimizer: torch.optim.Optimizer | None, fi
     from tacit.plan.step_recorder import StepRecorder
 
     StepRecorder(module, optimizer, file)
+
+
+def _check_plan_file(file: Path) -> None:
+    from tacit.plan.files import check_writable
+
+    check_writable(file)
 
 
 def _plan_file() -> Path | None:

@@ -15,14 +15,29 @@ from tacit.records import Recorder, read
 from tacit.sim.workloads import Layer, Workload
 
 
+def check_writable(path: Path) -> None:
+    """Raises ConfigError where records could not be added to the file; it leaves no empty one behind."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as cause:
+        raise _unwritable(path, cause) from cause
+
+
+def _unwritable(path: str | Path, cause: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written ({cause.strerror}); name a file in a folder of yours")
+
+
 def save(path: str | Path, *values: Probe | RecordedStep | Advice) -> None:
     """Adds a record for each value to the file, which is made if missing."""
     try:
         recorder = Recorder(path)
     except OSError as cause:
-        raise ConfigError(
-            f"{path}: cannot be written ({cause.strerror}); name a file in a folder of yours"
-        ) from cause
+        raise _unwritable(path, cause) from cause
     with recorder:
         for value in values:
             recorder.record(_kind(value), **as_record(value))

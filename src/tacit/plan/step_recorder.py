@@ -126,7 +126,7 @@ class StepRecorder:
         """A forward pass begins: the last step is complete."""
         self._book()
         if self._hooks and len(self._totals) >= self._steps:
-            self.finish()
+            self._finish_in_training()
             return
         self._seen += 1
         self._own = ({}, {})
@@ -184,6 +184,13 @@ class StepRecorder:
         self.close()
         save(self._path, self.step())
         log.info("the step of %s is recorded in %s: tacit plan --from %s", self._name, self._path, self._path)
+
+    def _finish_in_training(self) -> None:
+        """A file that cannot be written, or a full disk, costs the record and not the training, which would lose one rank."""
+        try:
+            self.finish()
+        except (ConfigError, OSError) as cause:
+            log.warning("the recorded step is lost, and training goes on: %s", cause)
 
     def close(self) -> None:
         """Removes the hooks; safe to call twice."""
