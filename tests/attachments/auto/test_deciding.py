@@ -117,6 +117,9 @@ def test_steps_of_the_training_confirm_or_refute_the_choice(first, measured_s, s
         f"measured {min(measured_s) * 1e3:.0f} ms a step" in found.why
         or "measured 200 ms a step" in found.why
     )
+    if found.expected is not None:  # what was measured, in an interval as wide
+        assert found.expected.step_s == measured_s[0 if nbytes == 4 * MEGA else 1]
+        assert found.expected.high_s == pytest.approx(1.1 * found.expected.step_s)
     assert (found.expected is None) == (strategy != first) == ("was to be faster and is not" in found.why)
 
 
@@ -237,6 +240,15 @@ def test_one_slow_rank_is_named_and_not_the_link_on_which_the_others_wait():
 )
 def test_what_is_usual_and_what_passes_is_not_reported(now, windows):
     assert judged(now, windows) == []
+
+
+def test_windows_that_are_longer_and_shorter_in_turn_are_no_change():
+    live, longer = LiveCheck(None), StepParts(0.150, 0.110, 0.040, 0.010)
+    live.judge([USUAL], 100)
+    shorter = StepParts(0.060, 0.025, 0.038, 0.010)
+    assert [live.judge([ranks], 120) for ranks in (longer, shorter, longer, shorter)] == [None] * 4
+    drift = live.judge([shorter], 200)
+    assert drift is not None and drift.measured_s == shorter.step_s
 
 
 def test_a_first_window_that_is_not_as_predicted_is_reported_with_its_part():

@@ -44,7 +44,8 @@ def contenders_for(choice: Choice, asked_nbytes: int) -> list[Choice]:
 
 
 def confirmed(contenders: Sequence[Choice], measured_s: Sequence[float]) -> Choice:
-    """The fastest as measured; a codec only where it is worth its loss. What it took against the others is added to why."""
+    """The fastest as measured; a codec only where it is worth its loss. What it took against the others is added to why, and is what is
+    expected from then on, within an interval as wide as the prediction's."""
     times = list(zip(measured_s, contenders, strict=True))
     plain = min((each for each in times if each[1].strategy in (TRIAL, HALF)), key=lambda each: each[0])
     codecs = [each for each in times if each[1].strategy not in (TRIAL, HALF)]
@@ -60,4 +61,11 @@ def confirmed(contenders: Sequence[Choice], measured_s: Sequence[float]) -> Choi
     if best_choice.strategy != first.strategy:
         why = f"{first.strategy!r} was to be faster and is not: {measured}"
         return replace(best_choice, why=why, expected=None)
-    return replace(best_choice, why="; ".join(filter(None, (best_choice.why, measured))))
+    expected = best_choice.expected
+    if expected is not None:
+        share = best_s / expected.step_s if expected.step_s else 1.0
+        expected = replace(
+            expected, step_s=best_s, low_s=share * expected.low_s, high_s=share * expected.high_s
+        )
+    why = "; ".join(filter(None, (best_choice.why, measured)))
+    return replace(best_choice, why=why, expected=expected)

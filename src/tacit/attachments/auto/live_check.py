@@ -55,7 +55,7 @@ class LiveCheck:
         self._expected = expected
         self._steps: list[StepParts] = []
         self._skip = SKIPPED
-        self._in_a_row = 0
+        self._in_a_row = 0  # windows that were longer; below zero, shorter
         self.reference: list[StepParts] | None = None
         self.drift: Drift | None = None
 
@@ -79,8 +79,9 @@ class LiveCheck:
         then, now = together(self.reference), together(ranks)
         apart = abs(now.step_s - then.step_s) > _LEAST_S
         changed = apart and not 1 / CHANGED < now.step_s / max(then.step_s, 1e-9) < CHANGED
-        self._in_a_row = self._in_a_row + 1 if changed else 0
-        if self.drift is not None or self._in_a_row < IN_A_ROW:
+        sign = (1 if now.step_s > then.step_s else -1) if changed else 0
+        self._in_a_row = self._in_a_row + sign if sign * self._in_a_row > 0 else sign
+        if self.drift is not None or abs(self._in_a_row) < IN_A_ROW:
             return None
         self.drift = _drift(self.reference, ranks, step)
         return self.drift
