@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import platform
 import time
 from pathlib import Path
 
@@ -154,6 +155,7 @@ def test_a_plan_is_kept_and_taken_without_a_trial_and_refused_on_another_machine
     second = ranks.run(2, _cached, str(folder))
     assert [each[:2] for each in second] == [(True, first[0][1])] * 2 and "(cached" in second[0][2]
     kept = json.loads(path.read_text())
+    assert all(machine.startswith(f"{platform.node()}: ") for machine in kept["facts"]["machines"])
     kept["facts"]["machines"][1] = "a machine of somebody else's"
     path.write_text(json.dumps(kept))
     third = ranks.run(2, _cached, str(folder))

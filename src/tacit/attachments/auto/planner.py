@@ -9,6 +9,7 @@ Switching happens between two steps, inside our own hook. A plan in the cache, o
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -269,7 +270,7 @@ class AutoPlanner:
         """A plan for these machines and this model, if rank 0 has one."""
         folder = self._options.folder
         own = host_facts()
-        machine = f"{own['cpu']}, {own['cores']} cores, {round(own['memory_nbytes'] / 2**30)} GiB, torch {own['torch']}"
+        machine = f"{platform.node()}: {own['cpu']}, {own['cores']} cores, {round(own['memory_nbytes'] / 2**30)} GiB, torch {own['torch']}"
         machines: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(machines, machine, group=self._group)
         sizes = ((name, p.numel(), str(p.dtype)) for name, p in self._parameters().items())
