@@ -208,3 +208,16 @@ def test_it_follows_until_ctrl_c_and_ends_cleanly(tmp_path):
         os.kill(watch.pid, signal.SIGINT)
         assert watch.wait(30) == 0
         assert watch.stderr.read() == ""
+
+
+def test_escapes_in_records_do_not_reach_the_terminal(tmp_path, capsys):
+    escape = "\x1b]0;mine\x07\x1b[2J\x9b1m"
+    recorder = write(tmp_path / "rank0.jsonl", 0, world=1)
+    fields = {"encode_s": 0.1, "wire_s": 0.1, "decode_s": 0.1, "wait_s": 0.1, "sent_nbytes": 1}
+    recorder.record("step", rank=0, step=21, strategy=f"every{escape}", steps=21, **fields)
+    recorder.record(
+        "drift", rank=0, step=21, part="wire", sentence=f"a{escape}b\nc", expected_s=1.0, measured_s=2.0
+    )
+    text = shown(capsys, tmp_path, "--once")
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "every\\x1b]0;mine\\x07" in text and "a\\x1b]0;mine" in text and "b c" in text

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -109,8 +109,8 @@ def _shown(view: TrainingView) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines = [Text(line) for line in _head(view)]
-    lines += [Text(f"The plan no longer holds: {text}", style="yellow") for text in view.drifts]
+    lines = [Text(one_line(line)) for line in _head(view)]  # of records, which may hold anything
+    lines += [Text(one_line(f"The plan no longer holds: {text}"), style="yellow") for text in view.drifts]
     if view.lagging:
         lines.append(Text(_lagging(view), style="yellow"))
     if view.silent:
