@@ -1,6 +1,6 @@
 """Tensors that come and go with every step, in memory that earlier ones have left: on the CPU, its pages are faulted in once.
 
-Elsewhere torch's own allocator does the same. Measured in docs/decisions/0020-recycled-memory.md.
+Elsewhere torch's own allocator does the same. Measured in docs/decisions/0020-where-nothing-can-be-won.md.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,9 @@ def test_the_text_is_read():
     assert str(parsed_what_if("latency=5us world=8")) == "8 ranks, a latency of 5 us"
 
 
-@pytest.mark.parametrize("text", ["", "link", "link=25", "world=1", "world=x", "switch=fast", "speed=9"])
+@pytest.mark.parametrize(
+    "text", ["", "link", "link=25", "world=1", "world=x", "switch=fast", "speed=9", "link=1e-300bit"]
+)
 def test_a_wrong_text_gets_one_sentence(text):
     with pytest.raises(ConfigError, match=r"write|units|whole number|--what-if"):
         parsed_what_if(text)

@@ -75,8 +75,8 @@ def parsed_what_if(text: str) -> WhatIf:
 
 def _rate(text: str) -> float:
     rate_bps = parse_rate(text)
-    if rate_bps <= 0:
-        raise ConfigError(f"link={text}: a link carries more than nothing")
+    if rate_bps < 1:
+        raise ConfigError(f"link={text}: a link carries at least 1 bit a second; write for example 10Gbit")
     return rate_bps
 
 

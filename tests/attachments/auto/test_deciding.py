@@ -135,6 +135,9 @@ def test_a_choice_is_read_as_it_was_kept_and_nothing_else_is():
         {**plain, "bucket_nbytes": "4MiB"},
         {**plain, "bucket_nbytes": 0},
         {**plain, "strategy": "every / nothing"},
+        {**plain, "strategy": "local(8) / int8 / sharded"},  # not between two steps of a training
+        {**plain, "strategy": 5},
+        {**plain, "start_up_s": "x"},
         {**plain, "expected": {**plain["expected"], "step_s": "x"}},
     ):
         assert Choice.read(wrong) is None

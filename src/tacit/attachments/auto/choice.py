@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tacit.errors import TacitError
+from tacit.errors import CheckpointError, TacitError
+from tacit.rounds import GradientRule
+from tacit.schemes import AllReduce, Sharded
 from tacit.strategy import Strategy
 from tacit.units import size_text, time_text
 
@@ -42,11 +44,13 @@ class Choice:
         try:
             expected = found["expected"]
             made = cls(**{**found, "expected": Expected(**expected) if expected is not None else None})
-            numbers = asdict(made.expected).values() if made.expected else ()
+            numbers = [made.start_up_s, *(asdict(made.expected).values() if made.expected else ())]
+            texts = (made.strategy, made.how, made.why)
             good = isinstance(made.bucket_nbytes, int) and made.bucket_nbytes > 0
+            good = good and all(isinstance(text, str) for text in texts)
             if not good or not all(isinstance(number, int | float) for number in numbers):
                 return None
-            Strategy.parse(made.strategy)
+            switchable(made.strategy)
         except (KeyError, TypeError, TacitError):
             return None
         return made
@@ -56,3 +60,16 @@ class Choice:
         start = f", start-up {time_text(self.start_up_s)}" if self.start_up_s else ""
         chosen = f"{self.strategy!r} in buckets of {size_text(self.bucket_nbytes)}"
         return f"auto chose {chosen} ({self.how}{start}{expected}): {self.why}"
+
+
+def switchable(text: str) -> Strategy:
+    """The strategy of a checkpoint or a plan, which a training can change to between two steps; raises CheckpointError."""
+    try:
+        strategy = Strategy.parse(text)
+    except TacitError as cause:
+        raise CheckpointError(f"the checkpoint's strategy cannot be read: {cause}") from cause
+    if not isinstance(strategy.when, GradientRule) or not isinstance(strategy.who, AllReduce | Sharded):
+        raise CheckpointError(
+            f"the checkpoint was written under {text!r}, which auto cannot take up in a training; attach {text!r}"
+        )
+    return strategy

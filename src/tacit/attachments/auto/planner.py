@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tacit.attachments.agreement import agree
 from tacit.attachments.auto.cache import read_plan, write_plan
-from tacit.attachments.auto.choice import Choice
+from tacit.attachments.auto.choice import Choice, switchable
 from tacit.attachments.auto.clock import StepClock
 from tacit.attachments.auto.deciding import confirmed, contenders_for, decide
 from tacit.attachments.auto.live_check import LiveCheck, StepParts
@@ -32,13 +32,11 @@ from tacit.attachments.auto.options import HALF, TRIAL, Auto
 from tacit.attachments.handle import Attachment, Handle, weak_parameters
 from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
-from tacit.errors import CheckpointError, ConfigError, TacitError
+from tacit.errors import ConfigError
 from tacit.exchange import Exchange
 from tacit.plan.values import BucketSizes
 from tacit.records import host_facts
 from tacit.requests import Gather, seed_of
-from tacit.rounds import GradientRule
-from tacit.schemes import AllReduce, Sharded
 from tacit.strategy import Strategy
 
 log = logging.getLogger("tacit")
@@ -101,7 +99,7 @@ class AutoPlanner:
         self._course.close()
 
     def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
-        parsed = _switchable(strategy)
+        parsed = switchable(strategy)
         nbytes, settled = int(saved.get("bucket_nbytes", self._asked_nbytes)), saved.get("settled", True)
         agree(self._group, parsed, ["auto", nbytes, settled], self._timeout)  # else the course goes on
         if not settled:
@@ -352,7 +350,7 @@ class LonePlanner:
         return self._saved
 
     def load(self, strategy: str, saved: Mapping[str, Any]) -> None:
-        _switchable(strategy)
+        switchable(strategy)
 
 
 def check_kind(target: Target, strategy: str, sparse: bool) -> None:
@@ -369,18 +367,6 @@ def check_kind(target: Target, strategy: str, sparse: bool) -> None:
         raise ConfigError(
             f"{strategy}: nobody can predict steps with sparse gradients, whose rows no step knows before; name a strategy, for example 'int8'"
         )
-
-
-def _switchable(text: str) -> Strategy:
-    try:
-        strategy = Strategy.parse(text)
-    except TacitError as cause:
-        raise CheckpointError(f"the checkpoint's strategy cannot be read: {cause}") from cause
-    if not isinstance(strategy.when, GradientRule) or not isinstance(strategy.who, AllReduce | Sharded):
-        raise CheckpointError(
-            f"the checkpoint was written under {text!r}, which auto cannot take up in a training; attach {text!r}"
-        )
-    return strategy
 
 
 def _ddp_nbytes(target: Target) -> tuple[int, int | None]:
