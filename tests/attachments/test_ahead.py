@@ -127,6 +127,41 @@ def test_the_bits_are_those_of_steps_that_waited(ranks):
             ] == [], (kind, text, how)
 
 
+class Strided(nn.Module):
+    """Parameters whose memory is not in the order of their elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(4, 8).t())
+
+    def forward(self, x):
+        return torch.tanh(self.seen(x)).mean((2, 3)) @ self.turned
+
+
+def _strided(rank, world, plain, fused):
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = Strided() if plain else DDP(Strided())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        handle = tacit.attach(model, optimizer, "none / sharded", overlap=overlap)
+        for step in range(3):
+            x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        handle.close()
+        found += [flat(model), torch.cat([p.grad.reshape(-1) for p in model.parameters()])]
+    return found
+
+
+def test_gradients_of_parameters_in_another_memory_order(ranks):
+    for plain, fused in ((False, False), (True, True)):
+        for model, gradient, ahead, its_gradient in ranks.run(2, _strided, plain, fused):
+            assert torch.equal(model, ahead) and torch.equal(gradient, its_gradient)
+
+
 class _Held(Sharded):
     """Answers `most` sums, and more when it is let go."""
 

@@ -106,11 +106,15 @@ class ForwardOverlap:
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        *,
+        in_memory_order: bool = False,
     ):
+        """`in_memory_order`: gradients are handed over as DDP keeps them, a dense one in the order of its parameter's memory."""
         self._exchange, self._optimizer = (
             exchange,
             ref(optimizer),
         )  # a parameter's hooks, in C++, may hold this one
+        self._in_memory_order = in_memory_order
         self._parameters, self._buckets = weak_parameters(parameters), buckets
         self._flights: dict[int, Flight] = {}
         self._gates = Gates(model, {id(p): name for name, p in parameters.items()}, buckets)
@@ -237,7 +241,7 @@ class ForwardOverlap:
             flight.mean.record_stream(torch.accelerator.current_stream())
         parameters = self._parameters()
         parts = flight.bucket.layout.split(flight.mean)
-        parts = flight.means = {name: parts[name].view_as(parameters[name]) for name in flight.pending}
+        parts = flight.means = {name: self._shaped(parts[name], parameters[name]) for name in flight.pending}
         optimizer = self._optimizer()
         if flight.owed is not None and optimizer is not None:
             flight.owed.take(optimizer, {parameters[name]: part for name, part in parts.items()})
@@ -248,6 +252,16 @@ class ForwardOverlap:
         if not self._flights:
             self._owes = False
             self._clock.complete()
+
+    def _shaped(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
+        """A mean, 1-D, in its parameter's shape, and in its memory order too: fused optimizers take both to have the same."""
+        own = parameter.detach()
+        if own.is_contiguous():
+            return part.view(own.shape)
+        alike = torch.empty_like(own)  # with the same strides where these are dense and do not overlap
+        if self._in_memory_order and alike.stride() == own.stride():
+            return part.as_strided(own.shape, own.stride())
+        return alike.copy_(part.view(own.shape))
 
     def flush(self) -> None:
         """Waits for everything; all parameters are then what they would be had every step waited."""
