@@ -1,11 +1,13 @@
 """overlap="forward": exchanges and steps go on beside the next forward pass, and nobody can tell from the bits."""
 
 import threading
+import time
 import warnings
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import prune
 from toys import WIDTH, deep, flat, loss_of, own_state
 
 import tacit
@@ -160,6 +162,39 @@ def test_gradients_of_parameters_in_another_memory_order(ranks):
     for plain, fused in ((False, False), (True, True)):
         for model, gradient, ahead, its_gradient in ranks.run(2, _strided, plain, fused):
             assert torch.equal(model, ahead) and torch.equal(gradient, its_gradient)
+
+
+def _made_by_hooks(rank, world):
+    """Models whose weights are made from parameters just before forward, all steps owed until then."""
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        for layer in model:
+            prune.random_unstructured(layer, "weight", amount=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, "none / sharded", bucket="20kB", overlap=overlap)
+        handle._attachment.channel.scheme = _Late()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+        handle.close()
+        found.append(flat(model))
+    return found
+
+
+def test_weights_that_hooks_make_are_made_of_updated_parameters(ranks):
+    for model, ahead in ranks.run(2, _made_by_hooks):
+        assert torch.equal(model, ahead)
+
+
+class _Late(Sharded):
+    """Sums that take longer than the step after them."""
+
+    def sum(self, wire, request, seed):
+        time.sleep(0.02)
+        return super().sum(wire, request, seed)
 
 
 class _Held(Sharded):

@@ -136,7 +136,10 @@ class ForwardOverlap:
         before, after = weakly(self._before_forward), weakly(self._after_forward)
         for module in model.modules():
             self._hooks += [
-                module.register_forward_pre_hook(lambda module, _, before=before: before(module)),
+                # before hooks that make a weight from its parameters, as pruning and the norms of weights do
+                module.register_forward_pre_hook(
+                    lambda module, _, before=before: before(module), prepend=True
+                ),
                 module.register_state_dict_pre_hook(lambda *_: flush()),
                 module.register_load_state_dict_pre_hook(lambda *_: flush()),
             ]
