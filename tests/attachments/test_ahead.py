@@ -1,8 +1,10 @@
 """overlap="forward": exchanges and steps go on beside the next forward pass, and nobody can tell from the bits."""
 
+import gc
 import threading
 import time
 import warnings
+import weakref
 
 import torch
 from torch import nn
@@ -187,6 +189,35 @@ def _made_by_hooks(rank, world):
 def test_weights_that_hooks_make_are_made_of_updated_parameters(ranks):
     for model, ahead in ranks.run(2, _made_by_hooks):
         assert torch.equal(model, ahead)
+
+
+def _dropped(rank, world):
+    """Leaves the optimizer behind with a step owed."""
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = DDP(deep(layers=3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, "none / sharded", bucket="20kB", overlap=overlap)
+        handle._attachment.channel.scheme = _Late()
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        handle.flush()
+        found.append(flat(model))
+        gc.collect()
+        kept = gone() is not None
+        handle.close()
+    return *found, kept
+
+
+def test_a_step_that_is_owed_outlives_its_optimizer(ranks):
+    for model, ahead, kept in ranks.run(2, _dropped):
+        assert torch.equal(model, ahead) and not kept
 
 
 class _Late(Sharded):

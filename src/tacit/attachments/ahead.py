@@ -96,6 +96,14 @@ class OwedStep:
                 parameter.grad = grad
 
 
+class Keeper:
+    """Holds an optimizer while a step is owed, for a script that has dropped it. It lives as long as the model, whose hooks hold it: what
+    is held from here the garbage collector can see, and a parameter's own hooks it cannot."""
+
+    def __init__(self) -> None:
+        self.optimizer: torch.optim.Optimizer | None = None
+
+
 class ForwardOverlap:
     """What is on its way after a backward pass, and what is owed to the parameters. All methods run in the training thread."""
 
@@ -134,11 +142,13 @@ class ForwardOverlap:
             optimizer.register_load_state_dict_pre_hook(lambda *_: flush()),
         ]
         before, after = weakly(self._before_forward), weakly(self._after_forward)
+        keeper = Keeper()
+        self._keeper = ref(keeper)
         for module in model.modules():
             self._hooks += [
                 # before hooks that make a weight from its parameters, as pruning and the norms of weights do
                 module.register_forward_pre_hook(
-                    lambda module, _, before=before: before(module), prepend=True
+                    lambda module, _, before=before, keeper=keeper: before(module), prepend=True
                 ),
                 module.register_state_dict_pre_hook(lambda *_: flush()),
                 module.register_load_state_dict_pre_hook(lambda *_: flush()),
@@ -210,6 +220,8 @@ class ForwardOverlap:
             return
         parameters, owed = self._parameters(), OwedStep.of(optimizer)
         self._owes = True
+        if (keeper := self._keeper()) is not None:
+            keeper.optimizer = optimizer
         for flight in hidden:
             flight.owed = owed
             for name, pending in flight.pending.items():
@@ -254,6 +266,8 @@ class ForwardOverlap:
         self._clock.landed(flight)
         if not self._flights:
             self._owes = False
+            if (keeper := self._keeper()) is not None:
+                keeper.optimizer = None
             self._clock.complete()
 
     def _shaped(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -293,10 +307,12 @@ class ForwardOverlap:
 
     def close(self) -> None:
         """Completes everything, unless the exchange has ended with an error, which was raised before."""
-        for hook in self._hooks:
-            hook.remove()
-        if self._exchange.error is None:
-            self.flush()
+        try:
+            if self._exchange.error is None:
+                self.flush()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
 
 
 class Gates:
