@@ -1,6 +1,7 @@
 """overlap="forward": exchanges and steps go on beside the next forward pass, and nobody can tell from the bits."""
 
 import gc
+import os
 import threading
 import time
 import warnings
@@ -218,6 +219,31 @@ def _dropped(rank, world):
 def test_a_step_that_is_owed_outlives_its_optimizer(ranks):
     for model, ahead, kept in ranks.run(2, _dropped):
         assert torch.equal(model, ahead) and not kept
+
+
+def _left(rank, world):
+    """Rank 1 is gone before its last exchange, rank 0 saves."""
+    model = DDP(deep(layers=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tacit.attach(model, optimizer, "none / sharded", overlap="forward")
+    if rank == 1:
+        _Held.most = 0
+        handle._attachment.channel.scheme = _Held()
+    loss_of(model, rank, 0).backward()
+    optimizer.step()
+    if rank == 1:
+        os._exit(0)
+    try:
+        model.state_dict()
+    except tacit.TacitError as error:
+        return str(error)
+
+
+def test_a_rank_that_saves_when_others_have_left_is_told_the_way_out(ranks):
+    ranks.start(2, _left)
+    (_, text), other = ranks.results(2)
+    assert other == ("died", 0)
+    assert text.endswith("all ranks call handle.flush() or handle.close() before the first one leaves")
 
 
 class _Late(Sharded):

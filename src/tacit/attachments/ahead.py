@@ -26,7 +26,7 @@ from tacit.attachments.handle import weak_parameters, weakly
 from tacit.attachments.order import by_need
 from tacit.attachments.pending import PendingGradient
 from tacit.buckets import Bucket
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TransportError
 from tacit.exchange import Exchange, Reduction
 from tacit.requests import Max
 
@@ -132,7 +132,7 @@ class ForwardOverlap:
         self._clock = PassClock(buckets)
         self._agreeing: Callable[[], Tensor] | None = None
         self.order = list(range(len(buckets)))
-        flush = weakly(self.flush)
+        flush = weakly(self.flush_as_asked)
         self._pre_hook = optimizer.register_step_pre_hook(weakly(self._before_step))
         self._post_hook = optimizer.register_step_post_hook(weakly(self._after_step))
         self._hooks: list[Any] = [
@@ -285,6 +285,16 @@ class ForwardOverlap:
         for flight in list(self._flights.values()):
             self.settle(flight)
 
+    def flush_as_asked(self) -> None:
+        """The same for who saves, reads or closes, at the end of a script perhaps, where other ranks may have left already."""
+        try:
+            self.flush()
+        except TransportError as cause:
+            raise TransportError(
+                f"{cause}; if the other ranks had come to their end: with overlap='forward' all ranks call handle.flush() or handle.close() "
+                f"before the first one leaves"
+            ) from cause
+
     def _before_forward(self, module: nn.Module) -> None:
         self._gates.called(module)
         if not self._flights:
@@ -309,7 +319,7 @@ class ForwardOverlap:
         """Completes everything, unless the exchange has ended with an error, which was raised before."""
         try:
             if self._exchange.error is None:
-                self.flush()
+                self.flush_as_asked()
         finally:
             for hook in self._hooks:
                 hook.remove()

@@ -234,7 +234,7 @@ class DdpAttachment:
 
     def flush(self) -> None:
         if self._overlap is not None:
-            self._overlap.flush()
+            self._overlap.flush_as_asked()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()

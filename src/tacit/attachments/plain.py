@@ -182,7 +182,7 @@ class PlainAttachment:
 
     def flush(self) -> None:
         if self._overlap is not None:
-            self._overlap.flush()
+            self._overlap.flush_as_asked()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._set_sync)
