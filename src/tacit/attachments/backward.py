@@ -169,9 +169,8 @@ def call_after_outermost_backward(function: Callable[[], None]) -> None:
     (`use_reentrant=True`): runs when the outermost one has computed everything."""
 
     def ended() -> None:
-        around = (
-            torch._C._current_autograd_node()
-        )  # whose backward the pass that ends here was; None: no node's
+        # whose backward the pass that ends here was; None for the outermost
+        around = torch._C._current_autograd_node()
         if around is None:
             function()
             return
