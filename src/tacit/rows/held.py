@@ -194,6 +194,8 @@ class HeldRows:
 
     def close(self) -> None:
         """Ends the row servers, leaves the aggregator, frees the process groups; safe to call twice."""
+        if self.owners.closed:
+            return
         if self.owners.wire is not None:
             self._call(Kind.CLOSE)
         if self.hot:

@@ -89,6 +89,7 @@ class Owners:
     between: Wire | None = None  # the ranks alone, for sums
     meeting: dist.ProcessGroup | None = None  # the ranks alone, beside row servers
     met: bool = False  # whether an AggregatorLink has `meeting`, and frees it
+    closed: bool = False
     _heard: list[list[int]] | None = None  # a row server's next headers, received already
 
     @property
@@ -133,6 +134,11 @@ class Owners:
                 raise ConfigError(self._differs(rank, header, kind, about))
         return [header[_FIXED:] for header in received]
 
+    def check_open(self) -> None:
+        """Raises ConfigError after `close`: without a wire this would look like a world of one."""
+        if self.closed:
+            raise ConfigError("the tables were closed; shard the model again, or make another store, to go on")
+
     def listen(self, numbers: Sequence[int]) -> tuple[int, list[int]]:
         """A row server's: the kind of the ranks' next exchange, and what rank 0's header has. The next `announce` has its headers."""
         heard = self._exchanged([[int(Kind.SERVES), self.exchanges + 1, 0, *numbers]] * self.members)
@@ -160,6 +166,7 @@ class Owners:
         return [bytes(each.tolist()).decode() for each in self.send_hot([data] * self.members, sizes)]
 
     def _exchanged(self, headers: Sequence[Sequence[int]]) -> list[list[int]]:
+        self.check_open()
         self.exchanges += 1
         parts = [self._header(each) for each in headers]
         sizes = [len(parts[0])] * self.members
@@ -185,7 +192,8 @@ class Owners:
             self.link = path.open(self.wire, timeout_of(self.wire.group), patience_s)
 
     def close(self) -> None:
-        """Leaves the aggregator and frees the process groups; safe to call twice."""
+        """Leaves the aggregator and frees the process groups; safe to call twice. Nothing is exchanged after that."""
+        self.closed = True
         if self.link is not None:
             self.link.close()
             self.link = None

@@ -151,6 +151,7 @@ class Store:
         Returns:
             Its `wait()` returns float32 rows in the shape of `keys` and one dimension more.
         """
+        self._pushers.check_open()
         wanted = keys.detach().cpu().clone()
         version = self._asked - self._stale
 
@@ -171,6 +172,7 @@ class Store:
         Returns:
             Its `wait()` returns when this rank's owner has taken the step.
         """
+        self._pushers.check_open()
         given, rows = keys.detach().cpu().clone(), gradients.detach().cpu().float().clone()
         self._asked += 1
 
@@ -200,6 +202,7 @@ class Store:
 
     def wait(self) -> None:
         """Blocks until everything that was asked for has ended; errors stay with what `push` and `pull` returned."""
+        self._pushers.check_open()
         for line in (self._push_line, self._pull_line):
             line.run(lambda: torch.empty(0)).result()
 
@@ -238,7 +241,9 @@ class Store:
         return gathered_rows(self._pushers, self._shards[self._table.name], to)
 
     def close(self) -> None:
-        """Ends the threads and frees the process groups, after everything that was asked for."""
+        """Ends the threads and frees the process groups, after everything that was asked for; safe to call twice."""
+        if self._pushers.closed:
+            return
         for line, owners in {id(o): (n, o) for n, o in self._lines()}.values():
             line.end()
             owners.close()

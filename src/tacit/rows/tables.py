@@ -106,6 +106,7 @@ class Tables:
         Example:
             >>> tables.pull({"user": batch.user, "item": batch.items})
         """
+        self._owners.check_open()
         for name in ids:
             self._known(name)
         training = torch.is_grad_enabled() and any(
@@ -129,6 +130,7 @@ class Tables:
         Raises:
             ConfigError: a key out of range, or one that `pull` was not given.
         """
+        self._owners.check_open()
         on_cpu = ids.detach().cpu()
         if name in self._current:
             found = self._current[name]
@@ -178,6 +180,7 @@ class Tables:
         Example:
             >>> loss.backward(); optimizer.step(); tables.step()
         """
+        self._owners.check_open()
         rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
         pending, self._pending, self._current = self._pending, [], {}
         if len(pending) == 1:
@@ -212,6 +215,7 @@ class Tables:
         Example:
             >>> torch.save(tables.state_dict(), f"{path}/rows-{rank}.pt")
         """
+        self._owners.check_open()
         self._refuse_with_servers("state_dict", "save")
         return self._held.state()
 
@@ -228,6 +232,7 @@ class Tables:
         Example:
             >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
         """
+        self._owners.check_open()
         self._refuse_with_servers("load_state_dict", "load")
         found = checkpoint.pick(state, self._tables, self._held.rules)
         hot = pick_hot(state, found, self._held.rules) if self._hot else None
@@ -246,6 +251,7 @@ class Tables:
         Example:
             >>> tables.save(f"{path}/step-{step}")
         """
+        self._owners.check_open()
         self._held.save(str(folder))
 
     def load(self, folder: str | Path) -> None:
@@ -260,6 +266,7 @@ class Tables:
         Example:
             >>> tables.load(f"{path}/step-{step}")
         """
+        self._owners.check_open()
         self._held.load(str(folder))
         self.zero_grad()
 
@@ -281,6 +288,7 @@ class Tables:
             >>> for name, plain in tables.gather().items():
             ...     model.set_submodule(name, plain)
         """
+        self._owners.check_open()
         for name, table in self._tables.items():
             if table.keys is None:
                 raise ConfigError(
@@ -307,12 +315,13 @@ class Tables:
         Raises:
             ConfigError: no such table, or no such rank.
         """
+        self._owners.check_open()
         if to is not None and not 0 <= to < self._owners.world:
             raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
         return self._held.gather_rows(self._known(name), to)
 
     def close(self) -> None:
-        """Frees the process group of the tables, and ends their row servers; nothing can be looked up after that. All ranks call it."""
+        """Frees the process group of the tables, and ends their row servers; nothing but figures can be had after that. All ranks call it."""
         self._held.close()
 
     # ---- for shard()
