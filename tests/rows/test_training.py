@@ -364,8 +364,9 @@ def train_bf16(rank: int, world: int) -> Any:
 
 def test_modules_that_share_a_weight_are_one_table() -> None:
     torch.manual_seed(1)
-    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2)})
+    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2), "c": nn.Embedding(6, 2)})
     model["b"].weight = model["a"].weight
+    model["c"] = model["a"]
     before = model["a"].weight.detach().clone()
     tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
     assert tables.names == ["a"]
@@ -373,7 +374,9 @@ def test_modules_that_share_a_weight_are_one_table() -> None:
     tables.step()
     before[1] -= 1
     before[2] -= 2
-    assert torch.equal(tables.gather()["a"].weight, before)
+    found = tables.gather()
+    assert torch.equal(found["a"].weight, before)
+    assert found["b"].weight is found["a"].weight and found["c"] is found["a"] is not found["b"]
 
 
 def test_evaluation_only_reads(ranks: Any) -> None:

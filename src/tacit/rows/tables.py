@@ -29,7 +29,7 @@ class Tables:
         owners: the ranks.
         optimizer: of their rows.
         adding: "rank order" or "exact".
-        modules: by table, those that look rows up.
+        modules: by table, those that look rows up, by their names in the model; one module may have several.
         hot: what to do about hot rows; None has none, and one rank needs none.
 
     Example:
@@ -42,7 +42,7 @@ class Tables:
         owners: Owners,
         optimizer: RowOptimizer,
         adding: str,
-        modules: Mapping[str, Sequence[Sharded]],
+        modules: Mapping[str, Mapping[str, Sharded]],
         hot: Hot | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -110,7 +110,7 @@ class Tables:
         for name in ids:
             self._known(name)
         training = torch.is_grad_enabled() and any(
-            each.training for some in self._modules.values() for each in some
+            each.training for some in self._modules.values() for each in some.values()
         )
         devices = {name: _device(each) for name, each in ids.items()}
         found = self._pulled({name: flat_ids(each) for name, each in ids.items()}, devices, training)
@@ -279,7 +279,8 @@ class Tables:
             to: the rank that receives them; None for all.
 
         Returns:
-            By table an nn.Embedding or nn.EmbeddingBag; nothing on ranks other than `to`.
+            For each module of a table, by its name in the model, an nn.Embedding or nn.EmbeddingBag; those of one table share its weight.
+            Nothing on ranks other than `to`.
 
         Raises:
             ConfigError: a table of unbounded keys, or no such rank.
@@ -299,7 +300,7 @@ class Tables:
         for name, table in self._tables.items():
             keys, weights = self.gather_rows(name, to)
             if here:
-                found[name] = self._modules[name][0].plain(all_rows(table, keys, weights))
+                found.update(_plain(self._modules[name], all_rows(table, keys, weights)))
         return found
 
     def gather_rows(self, name: str, to: int | None = None) -> tuple[Tensor, Tensor]:
@@ -348,6 +349,20 @@ class Tables:
                 f"there is no table {name!r}; {hint}the tables are {', '.join(map(repr, self._tables))}"
             )
         return name
+
+
+def _plain(
+    modules: Mapping[str, Sharded], weight: Tensor
+) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    """The modules of one table with all of its rows, which they share."""
+    made: dict[int, nn.Embedding | nn.EmbeddingBag] = {}
+    shared: nn.Parameter | None = None
+    for module in modules.values():
+        if id(module) not in made:
+            plain = module.plain(weight)
+            plain.weight = shared = shared if shared is not None else plain.weight
+            made[id(module)] = plain
+    return {name: made[id(module)] for name, module in modules.items()}
 
 
 def _gradients(found: Mapping[str, LookUp]) -> dict[str, Tensor]:
