@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from tacit import rows
 from tacit.errors import CheckpointError, ConfigError
+from tacit.rows import folders
 
 WORLD, KEYS, WIDTH = 4, 60, 3
 
@@ -245,6 +247,38 @@ def test_rows_that_are_not_finite_are_loaded_with_one_warning(caplog: pytest.Log
     ]
     keys, weights = again.gather_rows("a")
     assert torch.equal(weights.isnan(), tables.gather_rows("a")[1].isnan()) and len(keys) == KEYS
+
+
+def test_states_of_different_steps_are_refused_on_all_ranks(ranks: Any) -> None:
+    for rank, (mixed, own) in enumerate(ranks.run(2, load_mixed)):
+        assert "the states were saved after steps [1, 2] of table 'a'; pass those of one" in mixed
+        assert f"rank {1 - rank} loads a checkpoint of another step or run than rank {rank}" in own
+
+
+def load_mixed(rank: int, world: int) -> list[str]:
+    model, tables = made(rows.SGD(lr=0.1))
+    states: list[Any] = []
+    for step in range(2):
+        train(model, tables, rank, range(step, step + 1))
+        states.append([None] * world)
+        dist.all_gather_object(states[-1], tables.state_dict())
+    before, found = all_of(tables), []
+    for state in ([states[0][0], states[1][1]], states[rank][rank]):
+        with pytest.raises(ConfigError) as refused:
+            tables.load_state_dict(state)
+        found.append(str(refused.value))
+        assert same(all_of(tables), before)
+    tables.load_state_dict(states[0])
+    assert not same(all_of(tables), before)
+    return found
+
+
+def test_a_folder_with_parts_of_several_counts_is_refused(tmp_path: Path) -> None:
+    for part, count in ((0, 2), (0, 1), (1, 2)):
+        folders.write(tmp_path, {"rank": part, "world": count, "checkpoint": f"of {count}"})
+    for part, count in ((0, 2), (0, 1), (0, 3)):
+        with pytest.raises(CheckpointError, match=r"has parts of 1 and of 2 owners .* seen from owner"):
+            folders.read(tmp_path, part, count)
 
 
 def test_a_table_of_unbounded_keys_has_no_plain_form() -> None:

@@ -91,6 +91,7 @@ def pick(states: Any, tables: Mapping[str, Table], rules: Rules) -> dict[str, Sa
         raise CheckpointError(
             f"the states come from worlds of {sorted(worlds)} ranks; pass those of one checkpoint"
         )
+    _check_alike(given, tables)
     ranks, old_world = sorted(state["rank"] for state in given), worlds.pop()
     own = [state for state in given if state["rank"] == rules.rank]
     if old_world == rules.world and len(own) == 1:
@@ -106,6 +107,23 @@ def pick(states: Any, tables: Mapping[str, Table], rules: Rules) -> dict[str, Sa
     }
     _warn_of_broken(found, rules)
     return found
+
+
+def moment(found: Mapping[str, SavedRows]) -> list[tuple[str, int, list[int]]]:
+    """What the parts of one checkpoint have in common: each table's steps and exponents."""
+    return [(name, rows.steps, rows.exponents) for name, rows in found.items()]
+
+
+def _check_alike(given: Sequence[Mapping[str, Any]], tables: Mapping[str, Table]) -> None:
+    """Raises CheckpointError unless all states were saved after the same step."""
+    for name in tables:
+        parts = [state["tables"][name] for state in given]
+        steps = sorted({part["steps"] for part in parts})
+        if len(steps) > 1 or any(part["exponents"] != parts[0]["exponents"] for part in parts):
+            after = f"steps {steps}" if len(steps) > 1 else f"step {steps[0]} of different runs"
+            raise CheckpointError(
+                f"the states were saved after {after} of table {name!r}; pass those of one checkpoint"
+            )
 
 
 def _warn_of_broken(found: Mapping[str, SavedRows], rules: Rules) -> None:

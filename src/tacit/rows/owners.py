@@ -178,7 +178,7 @@ class Owners:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Around what this rank checks before an exchange: if it refuses, the others end too."""
+        """Around what this rank checks before an exchange: if it refuses, the others end too. A CheckpointError is a ConfigError."""
         try:
             yield
         except ConfigError:
@@ -280,6 +280,8 @@ class Owners:
         if header[0] == kind == Kind.AGREE:
             has = f", which has {about}" if about else ""
             return f"{who} shards other tables, or with other options, than {by}{has}; pass the same on all ranks"
+        if header[0] == kind == Kind.LOAD:
+            return f"{who} loads a checkpoint of another step or run than {by}; load the states of one checkpoint on all ranks"
         if header[0] == Kind.SERVES:
             return (
                 f"{who} serves rows, and {by} has servers={self.servers}; pass the same servers= to tacit.rows.shard on ranks and to "

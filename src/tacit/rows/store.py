@@ -216,7 +216,7 @@ class Store:
         return checkpoint.saved(self._shards, self._adders, self._rules)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from a checkpoint, in any world; as `Tables.load_state_dict`.
+        """Goes on from a checkpoint, in any world; a collective, as `Tables.load_state_dict`.
 
         Args:
             state: this rank's state in a world of the same size, or a list of all ranks' states.
@@ -225,7 +225,9 @@ class Store:
             CheckpointError: it is of another store, incomplete or damaged; the store is then as it was.
         """
         self.wait()
-        found = checkpoint.pick(state, {self._table.name: self._table}, self._rules)
+        with self._pushers.refusing():
+            found = checkpoint.pick(state, {self._table.name: self._table}, self._rules)
+        self._pushers.announce(Kind.LOAD, checkpoint.moment(found), [[]] * self._pushers.world)
         checkpoint.restore(found, self._shards, self._adders)
 
     def gather_rows(self, to: int | None = None) -> tuple[Tensor, Tensor]:

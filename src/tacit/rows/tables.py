@@ -220,22 +220,24 @@ class Tables:
         return self._held.state()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from a checkpoint: this rank keeps the rows that it owns. All of it is checked before any is used.
+        """Goes on from a checkpoint: this rank keeps the rows that it owns; a collective. All of it is checked before any is used.
 
         Args:
             state: this rank's state in a world of the same size, or a list of all ranks' states in any world.
 
         Raises:
             CheckpointError: it is of other tables, of another optimizer, incomplete or damaged; the tables are then as they were.
-            ConfigError: the rows are on row servers; `load` has these read them.
+            ConfigError: the rows are on row servers; `load` has these read them. Or another rank refused its state, or has one of another step.
 
         Example:
             >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
         """
         self._owners.check_open()
         self._refuse_with_servers("load_state_dict", "load")
-        found = checkpoint.pick(state, self._tables, self._held.rules)
-        hot = pick_hot(state, found, self._held.rules) if self._hot else None
+        with self._owners.refusing():
+            found = checkpoint.pick(state, self._tables, self._held.rules)
+            hot = pick_hot(state, found, self._held.rules) if self._hot else None
+        self._owners.announce(Kind.LOAD, checkpoint.moment(found), [[]] * self._owners.members)
         self.zero_grad()
         self._held.restore(found, hot)
 
