@@ -383,6 +383,31 @@ def test_evaluation_only_reads(ranks: Any) -> None:
     assert ranks.run(2, evaluate) == [True, True]
 
 
+def test_rows_that_were_pulled_to_read_are_pulled_anew_to_train() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2)})
+    tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
+    ids = torch.tensor([1, 2])
+    before = {name: table.weight.detach().clone() for name, table in tables.gather().items()}
+    with torch.no_grad():
+        tables.pull({"a": ids, "b": ids})
+        read = model["a"](ids)
+    trained = model["a"](ids)
+    assert torch.equal(read, trained) and trained.requires_grad and not read.requires_grad
+    trained.sum().backward()
+    tables.step()
+    tables.pull({"a": ids, "b": ids})
+    model["b"].eval()
+    assert not model["b"](ids).requires_grad
+    (model["a"](ids).sum() + model["b"](ids).sum()).backward()
+    tables.step()
+    before["a"][ids] -= 1
+    before["a"][ids] -= 1
+    assert {name: table.weight.tolist() for name, table in tables.gather().items()} == {
+        name: weight.tolist() for name, weight in before.items()
+    }
+    assert tables.stats.pulls == 3
+
+
 def evaluate(rank: int, world: int) -> bool:
     model = model_of()
     tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))

@@ -132,11 +132,13 @@ class Tables:
         """
         self._owners.check_open()
         on_cpu = ids.detach().cpu()
-        if name in self._current:
-            found = self._current[name]
+        training = training and torch.is_grad_enabled()
+        found = self._current.get(name)
+        if found is not None and (found.leaf.requires_grad or not training):
             places = found.places(on_cpu.long(), name)
-        else:
-            training = training and torch.is_grad_enabled()
+            if not training:
+                found = LookUp(found.keys, found.leaf.detach())  # a module in eval() leaves nothing behind
+        else:  # also where pull() was under no_grad, and this is training
             found, places = self._pulled({name: flat_ids(on_cpu)}, {name: ids.device}, training)[name]
         return found, places.view(ids.shape).to(ids.device)
 
