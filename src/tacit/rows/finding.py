@@ -115,6 +115,7 @@ def shard(
         if not plain[0].weight.is_meta:
             made.put(name, plain[0].weight)
         modules[name] = _named(model, [_replaced(model, made, name, each) for each in plain])
+    owners.hold_job()
     if keys is not None:
         asked, pull = keys, torch.compiler.disable(made.pull)
         model.register_forward_pre_hook(
