@@ -107,6 +107,16 @@ def differ(rank: int, world: int) -> list[str]:
     found.append(error(lambda: tables.step() if rank == 1 else model(torch.tensor([1]))))
     model.train(rank != 2)
     found.append(error(lambda: model(torch.tensor([1]))))
+    ids = torch.tensor([1])
+    alone: list[Callable[[], Any]] = [
+        lambda: tables.pull({"x" if rank == 2 else "0": ids}),
+        lambda: tables.step(lr=-1.0 if rank == 2 else 0.1),
+        lambda: tables.gather_rows("x" if rank == 2 else "0"),
+        lambda: tables.gather(to=7 if rank == 2 else 0),
+    ]
+    own = ["there is no table 'x'", "SGD(lr=-1.0)", "there is no table 'x'", "to=7"]
+    for call, message in zip(alone, own, strict=True):
+        assert (message if rank == 2 else "rank 2 refused its own part of exchange") in error(call)
     found.append(error(lambda: rows.shard(embedding(), ["x"] if rank == 2 else None, optimizer=SGD)))
     return found
 

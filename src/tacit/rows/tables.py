@@ -107,8 +107,9 @@ class Tables:
             >>> tables.pull({"user": batch.user, "item": batch.items})
         """
         self._owners.check_open()
-        for name in ids:
-            self._known(name)
+        with self._owners.refusing():
+            for name in ids:
+                self._known(name)
         training = torch.is_grad_enabled() and any(
             each.training for some in self._modules.values() for each in some.values()
         )
@@ -183,7 +184,8 @@ class Tables:
             >>> loss.backward(); optimizer.step(); tables.step()
         """
         self._owners.check_open()
-        rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
+        with self._owners.refusing():
+            rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
         pending, self._pending, self._current = self._pending, [], {}
         if len(pending) == 1:
             pulled, found = pending[0]
@@ -321,9 +323,11 @@ class Tables:
             ConfigError: no such table, or no such rank.
         """
         self._owners.check_open()
-        if to is not None and not 0 <= to < self._owners.world:
-            raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
-        return self._held.gather_rows(self._known(name), to)
+        with self._owners.refusing():
+            if to is not None and not 0 <= to < self._owners.world:
+                raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
+            self._known(name)
+        return self._held.gather_rows(name, to)
 
     def close(self) -> None:
         """Frees the process group of the tables, and ends their row servers; nothing but figures can be had after that. All ranks call it."""
