@@ -203,6 +203,20 @@ def test_a_place_that_is_overwritten_is_closed(voter: Any) -> None:
     assert voter._try_seat(4) == "" and old.closed == 1 and voter._ready[0] == 4
 
 
+def test_a_reason_is_warned_of_again_after_the_aggregator_was_steady(
+    voter: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(row_link.dist, "all_to_all_single", lambda out, own, **_: out.copy_(own))
+    voter._inside, voter._waiting, voter._finished, voter._why = False, None, 16, "it is silent"
+    voter._store.set = lambda *_: None
+    warned = []
+    for steady_s in (0.0, 1.0, 100.0):
+        voter._since = time.monotonic() - steady_s
+        voter._meet()
+        warned.append(sum(each.levelname == "WARNING" for each in caplog.records))
+    assert warned == [1, 1, 2]
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["whole", "dies"])
 def test_row_servers_take_the_aggregator_too(ranks: Any, expected: Any, dies: bool) -> None:
     """Ranks tell them where it is; its secret they have in their environment."""

@@ -97,7 +97,7 @@ class RowLink:
         self._voting = False  # the caller's thread has taken the place, and the others' votes are under way
         self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try, self._tried = _TRY_S, 0.0, 0.0
-        self._warned: set[str] = set()
+        self._warned: set[str] = set()  # of these reasons, since it was last steady
         self._closing = False
         self._open()
         self._thread = threading.Thread(target=self._watch, name="tacit-row-link", daemon=True)
@@ -322,6 +322,8 @@ class RowLink:
             self._next_try = time.monotonic() + self._try_s
             self.changes += 1
             self._state.notify_all()
+        if steady:
+            self._warned.clear()
         self._warn(
             f"the aggregator at {self._where} is gone ({self._why}); the process group moves rows from exchange {self._group_from} on, until it is back",
             self._why,
@@ -443,7 +445,7 @@ class RowLink:
             ready[1].close()
 
     def _warn(self, sentence: str, reason: str) -> None:
-        """A warning of rank 0; INFO on the others, and for a reason that was warned of."""
+        """A warning of rank 0; INFO on the others, and for a reason that was warned of since the aggregator was last steady."""
         new = reason not in self._warned and len(self._warned) < 8
         self._warned.add(reason)
         log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
