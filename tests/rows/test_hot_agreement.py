@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch import nn
 from tacit import rows
 from tacit.errors import CheckpointError, ConfigError, TransportError
 from tacit.rows import hot_list
+from tacit.rows.hot_list import HotList
 from tacit.rows.hot_slots import Slots
+from tacit.rows.owners import Owners
 
 # ---- which rows
 
@@ -287,3 +290,13 @@ def lose_rank_one(rank: int, world: int) -> str:
     with pytest.raises(TransportError) as lost:
         train(model, tables, rank, world, range(4, 6))
     return str(lost.value)
+
+
+def test_the_size_that_rank_0_reports_is_that_of_all_hot_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Beside row servers rank 0 owns no row, and its own change has none."""
+    hot = object.__new__(HotList)
+    hot._options, hot._owners, hot._pays = rows.Hot(), Owners(None), False
+    hot._set = SimpleNamespace(size=1234)  # type: ignore[assignment]
+    with caplog.at_level(logging.INFO, logger="tacit"):
+        hot._report(SimpleNamespace(size=0, decision=SimpleNamespace(hot=1200, gain=2.0)))  # type: ignore[arg-type]
+    assert "1,234 rows are hot: a step sends 2.00 times less" in caplog.text
