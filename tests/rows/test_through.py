@@ -171,7 +171,7 @@ def voter(monkeypatch: pytest.MonkeyPatch) -> RowLink:
 
 def test_no_attempt_is_led_while_a_vote_is_under_way(voter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, seat = voter._ready
-    monkeypatch.setattr(row_link.dist, "all_reduce", lambda *_, **__: voter._lead_attempt())
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: voter._lead_attempt())
     voter._vote()
     assert voter._store.tries == [] and voter._seat is seat and not seat.closed
     assert (voter._age, voter._using, voter._ready, voter._voting) == (3, True, None, False)
@@ -190,7 +190,7 @@ def test_a_place_in_an_older_attempt_is_given_up_for_a_newer_one(
             own[0] = 0
 
     _, old = voter._ready
-    monkeypatch.setattr(row_link.dist, "all_reduce", others)
+    monkeypatch.setattr(dist, "all_reduce", others)
     voter._vote()
     number, new = voter._ready
     assert (number, old.closed, new.closed) == (4, 1, 0)
@@ -206,7 +206,7 @@ def test_a_place_that_is_overwritten_is_closed(voter: Any) -> None:
 def test_a_reason_is_warned_of_again_after_the_aggregator_was_steady(
     voter: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(row_link.dist, "all_to_all_single", lambda out, own, **_: out.copy_(own))
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, own, **_: out.copy_(own))
     voter._inside, voter._waiting, voter._finished, voter._why = False, None, 16, "it is silent"
     voter._store.set = lambda *_: None
     warned = []

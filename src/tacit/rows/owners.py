@@ -141,7 +141,9 @@ class Owners:
     def check_open(self) -> None:
         """Raises ConfigError after `close`: without a wire this would look like a world of one."""
         if self.closed:
-            raise ConfigError("the tables were closed; shard the model again, or make another store, to go on")
+            raise ConfigError(
+                "the tables were closed; shard the model again, or make another store, to go on"
+            )
 
     def listen(self, numbers: Sequence[int]) -> tuple[int, list[int]]:
         """A row server's: the kind of the ranks' next exchange, and what rank 0's header has. The next `announce` has its headers."""

@@ -359,17 +359,12 @@ class Tables:
         return name
 
 
-def _plain(
-    modules: Mapping[str, Sharded], weight: Tensor
-) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+def _plain(modules: Mapping[str, Sharded], weight: Tensor) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
     """The modules of one table with all of its rows, which they share."""
-    made: dict[int, nn.Embedding | nn.EmbeddingBag] = {}
-    shared: nn.Parameter | None = None
-    for module in modules.values():
-        if id(module) not in made:
-            plain = module.plain(weight)
-            plain.weight = shared = shared if shared is not None else plain.weight
-            made[id(module)] = plain
+    made = {id(module): module.plain(weight) for module in modules.values()}
+    shared = nn.Parameter(weight)
+    for plain in made.values():
+        plain.weight = shared
     return {name: made[id(module)] for name, module in modules.items()}
 
 

@@ -93,7 +93,9 @@ class RowLink:
         self._seat: RowSeat | None = None
         self._why = ""
         self._age = self._attempt = 0  # the attempt in use, and the newest that this rank knows of
-        self._ready: tuple[int, RowSeat] | None = None  # an attempt, and the place taken in it, not yet in use
+        self._ready: tuple[int, RowSeat] | None = (
+            None  # an attempt, and the place taken in it, not yet in use
+        )
         self._voting = False  # the caller's thread has taken the place, and the others' votes are under way
         self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try, self._tried = _TRY_S, 0.0, 0.0
@@ -380,7 +382,11 @@ class RowLink:
                 self._age, self._since = attempt, time.monotonic()
                 self._using, self._down, self._why = True, False, ""
                 self.changes += 1
-            elif attempt == self._attempt > 0 and self._ready is None and time.monotonic() - self._tried < _ATTEMPT_S:
+            elif (
+                attempt == self._attempt > 0
+                and self._ready is None
+                and time.monotonic() - self._tried < _ATTEMPT_S
+            ):
                 self._ready, offered = offered, None  # others may still join
         if offered is not None:
             offered[1].close()
