@@ -135,8 +135,8 @@ def main() -> None:
         network = star(options.world + options.servers, rate_bps=parse_rate(options.rate), latency_s=0.0)
         with lab.up(network) as up:
             took = measure(up, program, folder, options)
-    # a server's link carries, each way, the keys and rows of all its workers, and the answers the keys again
-    nbytes = unique * options.world / options.servers * (8 + 4 * options.width + 8)
+    # keys and rows of all its workers leave a server, in answers, and then come to it, in pushes: one after the other
+    nbytes = unique * options.world / options.servers * 2 * (8 + 4 * options.width)
     computed_ms = 1e3 * 8 * nbytes / parse_rate(options.rate)
     found = {
         "kind": "ps-lite", "world": options.world, "servers": options.servers, "rate": options.rate, "zipf": options.zipf,

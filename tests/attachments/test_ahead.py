@@ -1,11 +1,16 @@
 """overlap="forward": exchanges and steps go on beside the next forward pass, and nobody can tell from the bits."""
 
+import gc
+import os
 import threading
+import time
 import warnings
+import weakref
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import prune
 from toys import WIDTH, deep, flat, loss_of, own_state
 
 import tacit
@@ -125,6 +130,128 @@ def test_the_bits_are_those_of_steps_that_waited(ranks):
             assert [
                 n for n, (a, b) in enumerate(zip(own, expected, strict=True)) if not torch.equal(a, b)
             ] == [], (kind, text, how)
+
+
+class Strided(nn.Module):
+    """Parameters whose memory is not in the order of their elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(4, 8).t())
+
+    def forward(self, x):
+        return torch.tanh(self.seen(x)).mean((2, 3)) @ self.turned
+
+
+def _strided(rank, world, plain, fused):
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = Strided() if plain else DDP(Strided())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        handle = tacit.attach(model, optimizer, "none / sharded", overlap=overlap)
+        for step in range(3):
+            x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        handle.close()
+        found += [flat(model), torch.cat([p.grad.reshape(-1) for p in model.parameters()])]
+    return found
+
+
+def test_gradients_of_parameters_in_another_memory_order(ranks):
+    for plain, fused in ((False, False), (True, True)):
+        for model, gradient, ahead, its_gradient in ranks.run(2, _strided, plain, fused):
+            assert torch.equal(model, ahead) and torch.equal(gradient, its_gradient)
+
+
+def _made_by_hooks(rank, world):
+    """Models whose weights are made from parameters just before forward, all steps owed until then."""
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        for layer in model:
+            prune.random_unstructured(layer, "weight", amount=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, "none / sharded", bucket="20kB", overlap=overlap)
+        handle._attachment.channel.scheme = _Late()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+        handle.close()
+        found.append(flat(model))
+    return found
+
+
+def test_weights_that_hooks_make_are_made_of_updated_parameters(ranks):
+    for model, ahead in ranks.run(2, _made_by_hooks):
+        assert torch.equal(model, ahead)
+
+
+def _dropped(rank, world):
+    """Leaves the optimizer behind with a step owed."""
+    found = []
+    for overlap in ("backward", "forward"):
+        torch.manual_seed(1)
+        model = DDP(deep(layers=3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, "none / sharded", bucket="20kB", overlap=overlap)
+        handle._attachment.channel.scheme = _Late()
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        handle.flush()
+        found.append(flat(model))
+        gc.collect()
+        kept = gone() is not None
+        handle.close()
+    return *found, kept
+
+
+def test_a_step_that_is_owed_outlives_its_optimizer(ranks):
+    for model, ahead, kept in ranks.run(2, _dropped):
+        assert torch.equal(model, ahead) and not kept
+
+
+def _left(rank, world):
+    """Rank 1 is gone before its last exchange, rank 0 saves."""
+    model = DDP(deep(layers=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tacit.attach(model, optimizer, "none / sharded", overlap="forward")
+    if rank == 1:
+        _Held.most = 0
+        handle._attachment.channel.scheme = _Held()
+    loss_of(model, rank, 0).backward()
+    optimizer.step()
+    if rank == 1:
+        os._exit(0)
+    try:
+        model.state_dict()
+    except tacit.TacitError as error:
+        return str(error)
+
+
+def test_a_rank_that_saves_when_others_have_left_is_told_the_way_out(ranks):
+    ranks.start(2, _left)
+    (_, text), other = ranks.results(2)
+    assert other == ("died", 0)
+    assert text.endswith("all ranks call handle.flush() or handle.close() before the first one leaves")
+
+
+class _Late(Sharded):
+    """Sums that take longer than the step after them."""
+
+    def sum(self, wire, request, seed):
+        time.sleep(0.02)
+        return super().sum(wire, request, seed)
 
 
 class _Held(Sharded):

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 from toys import batch, deep, flat, gradients, loss_of, train
 
 import tacit
@@ -50,6 +51,47 @@ def test_no_sync_accumulates_in_silence(ranks):
     for silent, got, expected in ranks.run(2, _accumulated):
         assert silent == 0
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+class Nested(nn.Module):
+    """Layers that are computed again in backward, two of them inside of another that is, and one that is not used."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.layers, self.again = deep(layers=4), again
+        self.unused = nn.Linear(2, 2)
+
+    def _call(self, function, x):
+        return checkpoint(function, x, use_reentrant=True) if self.again else function(x)
+
+    def forward(self, x):
+        first, second, *others = self.layers
+        x = self._call(lambda x: self._call(second, self._call(first, x)), x.requires_grad_())
+        for layer in others:
+            x = self._call(layer, x)
+        return x
+
+
+def _nested(rank, world, text):
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model = Nested(again)
+        optimizer = torch.optim.SGD(model.layers.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, text, bucket="20kB")
+        for step in range(2):
+            train(model, optimizer, rank, range(step, step + 1))
+        found.append((gradients(model), flat(model), handle.step, handle.stats.as_dict()["sent_nbytes"]))
+        handle.close()
+    return found
+
+
+def test_passes_within_a_pass_are_one_exchange(ranks):
+    for found in (ranks.run(2, _nested, "int4"), ranks.run(2, _nested, "none / sharded")):
+        for once, again in found:
+            assert again[2:] == once[2:] and once[2] == 2
+            assert again[0]["unused.weight"] is None
+            torch.testing.assert_close(again[:2], once[:2], rtol=0, atol=0)
 
 
 def _channels_last(rank, world):

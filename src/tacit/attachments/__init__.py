@@ -68,7 +68,7 @@ def attach(
         check_every: steps between two comparisons of a checksum of what all ranks should hold alike; 0 turns them off.
         overlap: what an exchange goes on beside: "backward", or also the next "forward", each of whose modules then waits for its own
             gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP and plain modules; call `handle.flush()` before you
-            read parameters outside of a forward pass.
+            read parameters outside of a forward pass, and on all ranks, or `handle.close()`, before the first one leaves.
 
     Returns:
         The handle: `stats`, `state_dict()`, `no_sync()`, `merge()`, `close()`.

@@ -26,7 +26,7 @@ from tacit.attachments.handle import weak_parameters, weakly
 from tacit.attachments.order import by_need
 from tacit.attachments.pending import PendingGradient
 from tacit.buckets import Bucket
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TransportError
 from tacit.exchange import Exchange, Reduction
 from tacit.requests import Max
 
@@ -96,6 +96,14 @@ class OwedStep:
                 parameter.grad = grad
 
 
+class Keeper:
+    """Holds an optimizer while a step is owed, for a script that has dropped it. It lives as long as the model, whose hooks hold it: what
+    is held from here the garbage collector can see, and a parameter's own hooks it cannot."""
+
+    def __init__(self) -> None:
+        self.optimizer: torch.optim.Optimizer | None = None
+
+
 class ForwardOverlap:
     """What is on its way after a backward pass, and what is owed to the parameters. All methods run in the training thread."""
 
@@ -106,11 +114,15 @@ class ForwardOverlap:
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, nn.Parameter],
         buckets: list[Bucket],
+        *,
+        in_memory_order: bool = False,
     ):
+        """`in_memory_order`: gradients are handed over as DDP keeps them, a dense one in the order of its parameter's memory."""
         self._exchange, self._optimizer = (
             exchange,
             ref(optimizer),
         )  # a parameter's hooks, in C++, may hold this one
+        self._in_memory_order = in_memory_order
         self._parameters, self._buckets = weak_parameters(parameters), buckets
         self._flights: dict[int, Flight] = {}
         self._gates = Gates(model, {id(p): name for name, p in parameters.items()}, buckets)
@@ -120,7 +132,7 @@ class ForwardOverlap:
         self._clock = PassClock(buckets)
         self._agreeing: Callable[[], Tensor] | None = None
         self.order = list(range(len(buckets)))
-        flush = weakly(self.flush)
+        flush = weakly(self.flush_as_asked)
         self._pre_hook = optimizer.register_step_pre_hook(weakly(self._before_step))
         self._post_hook = optimizer.register_step_post_hook(weakly(self._after_step))
         self._hooks: list[Any] = [
@@ -130,9 +142,14 @@ class ForwardOverlap:
             optimizer.register_load_state_dict_pre_hook(lambda *_: flush()),
         ]
         before, after = weakly(self._before_forward), weakly(self._after_forward)
+        keeper = Keeper()
+        self._keeper = ref(keeper)
         for module in model.modules():
             self._hooks += [
-                module.register_forward_pre_hook(lambda module, _, before=before: before(module)),
+                # before hooks that make a weight from its parameters, as pruning and the norms of weights do
+                module.register_forward_pre_hook(
+                    lambda module, _, before=before, keeper=keeper: before(module), prepend=True
+                ),
                 module.register_state_dict_pre_hook(lambda *_: flush()),
                 module.register_load_state_dict_pre_hook(lambda *_: flush()),
             ]
@@ -203,6 +220,8 @@ class ForwardOverlap:
             return
         parameters, owed = self._parameters(), OwedStep.of(optimizer)
         self._owes = True
+        if (keeper := self._keeper()) is not None:
+            keeper.optimizer = optimizer
         for flight in hidden:
             flight.owed = owed
             for name, pending in flight.pending.items():
@@ -237,7 +256,7 @@ class ForwardOverlap:
             flight.mean.record_stream(torch.accelerator.current_stream())
         parameters = self._parameters()
         parts = flight.bucket.layout.split(flight.mean)
-        parts = flight.means = {name: parts[name].view_as(parameters[name]) for name in flight.pending}
+        parts = flight.means = {name: self._shaped(parts[name], parameters[name]) for name in flight.pending}
         optimizer = self._optimizer()
         if flight.owed is not None and optimizer is not None:
             flight.owed.take(optimizer, {parameters[name]: part for name, part in parts.items()})
@@ -247,12 +266,34 @@ class ForwardOverlap:
         self._clock.landed(flight)
         if not self._flights:
             self._owes = False
+            if (keeper := self._keeper()) is not None:
+                keeper.optimizer = None
             self._clock.complete()
+
+    def _shaped(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
+        """A mean, 1-D, in its parameter's shape, and in its memory order too: fused optimizers take both to have the same."""
+        own = parameter.detach()
+        if own.is_contiguous():
+            return part.view(own.shape)
+        alike = torch.empty_like(own)  # with the same strides where these are dense and do not overlap
+        if self._in_memory_order and alike.stride() == own.stride():
+            return part.as_strided(own.shape, own.stride())
+        return alike.copy_(part.view(own.shape))
 
     def flush(self) -> None:
         """Waits for everything; all parameters are then what they would be had every step waited."""
         for flight in list(self._flights.values()):
             self.settle(flight)
+
+    def flush_as_asked(self) -> None:
+        """The same for who saves, reads or closes, at the end of a script perhaps, where other ranks may have left already."""
+        try:
+            self.flush()
+        except TransportError as cause:
+            raise TransportError(
+                f"{cause}; if the other ranks had come to their end: with overlap='forward' all ranks call handle.flush() or handle.close() "
+                f"before the first one leaves"
+            ) from cause
 
     def _before_forward(self, module: nn.Module) -> None:
         self._gates.called(module)
@@ -276,10 +317,12 @@ class ForwardOverlap:
 
     def close(self) -> None:
         """Completes everything, unless the exchange has ended with an error, which was raised before."""
-        for hook in self._hooks:
-            hook.remove()
-        if self._exchange.error is None:
-            self.flush()
+        try:
+            if self._exchange.error is None:
+                self.flush_as_asked()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
 
 
 class Gates:

@@ -55,7 +55,8 @@ class Backward:
         if name in self.arrived:
             raise TacitError(
                 f"the gradient of {name!r} came twice in one backward pass: an earlier pass was interrupted, and the ranks "
-                f"no longer agree on what comes next; restart from the last checkpoint"
+                f"no longer agree on what comes next; restart from the last checkpoint (or two activation checkpoints share it: "
+                f"call them with use_reentrant=False)"
             )
         if gradient.is_sparse != (name in self.sparse):
             raise _wrong_kind(name, gradient)
@@ -161,3 +162,25 @@ def call_after_backward(function: Callable[[], None]) -> None:
         raise ConfigError(
             "gradients came outside of a backward pass; tacit cannot be used with DDP.join()"
         ) from cause
+
+
+def call_after_outermost_backward(function: Callable[[], None]) -> None:
+    """The same, where the pass that is under way may be one within a node of another, as activation checkpoints make them
+    (`use_reentrant=True`): runs when the outermost one has computed everything."""
+
+    def ended() -> None:
+        # whose backward the pass that ends here was; None for the outermost
+        around = torch._C._current_autograd_node()
+        if around is None:
+            function()
+            return
+        following = next(node for node, _ in around.next_functions if node is not None)
+
+        def outside(*_: object) -> None:
+            """In the pass around it, which has gradients to go on with: those of what was computed again."""
+            hook.remove()
+            call_after_outermost_backward(function)
+
+        hook = following.register_prehook(outside)
+
+    call_after_backward(ended)

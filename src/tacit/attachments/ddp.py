@@ -166,7 +166,9 @@ class DdpAttachment:
         self._pending: dict[str, _Pending] = {}
         self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
         if stepped is not None:
-            self._overlap = ForwardOverlap(self.exchange, ddp.module, stepped, parameters, buckets)
+            self._overlap = ForwardOverlap(
+                self.exchange, ddp.module, stepped, parameters, buckets, in_memory_order=True
+            )
             self._backward.overlap = self._overlap
         self._guard = BackgroundGuard(guard, self.exchange, buckets[0].device)
 
@@ -232,7 +234,7 @@ class DdpAttachment:
 
     def flush(self) -> None:
         if self._overlap is not None:
-            self._overlap.flush()
+            self._overlap.flush_as_asked()
 
     def _delivered(self, name: str) -> None:
         self._pending[name].count_down()

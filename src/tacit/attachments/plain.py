@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit.attachments.agreement import agree
 from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
-from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.backward import Backward, call_after_outermost_backward
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -68,7 +68,7 @@ def attach_plain(handle: Handle, target: Target) -> None:
 
 
 class PlainAttachment:
-    """Hooks on every parameter; a pass begins with the first gradient and ends when backward returns."""
+    """Hooks on every parameter; a pass begins with the first gradient and ends when the outermost backward returns."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class PlainAttachment:
         if not self._backward.started:
             if self._overlap is not None:
                 self._begin_ahead(self._overlap)
-            call_after_backward(self._finish)
+            call_after_outermost_backward(self._finish)
         assert gradient is not None
         self._backward.arrive(name, _flat(gradient))
 
@@ -182,7 +182,7 @@ class PlainAttachment:
 
     def flush(self) -> None:
         if self._overlap is not None:
-            self._overlap.flush()
+            self._overlap.flush_as_asked()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return switched_off(self._set_sync)
