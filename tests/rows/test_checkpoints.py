@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from tacit import rows
 from tacit.errors import CheckpointError, ConfigError
+from tacit.rows import folders
 
 WORLD, KEYS, WIDTH = 4, 60, 3
 
@@ -196,7 +198,6 @@ BAD: list[tuple[Any, str]] = [
     (lambda s: table(s).update(keys=table(s)["keys"] + 1), "has the key 60, beyond 59"),
     (lambda s: table(s).update(keys=table(s)["keys"].float()), "has no vector of int64 keys"),
     (lambda s: table(s).update(weights=table(s)["weights"][1:]), "has weights that are not torch.float32 of shape"),
-    (lambda s: table(s)["weights"].fill_(float("nan")), "has weights that are not finite"),
     (lambda s: table(s)["state"].pop("squares"), "has no state of RowAdagrad"),
     (lambda s: table(s).update(steps=-1), "has no whole number of steps"),
     (lambda s: table(s).update(exponents=["x"]), "has no list of exponents"),
@@ -229,6 +230,55 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence_and_changes_nothing() -
         tables.load_state_dict([one, state])
     tables.load_state_dict(state)
     assert same(all_of(tables), before)
+
+
+def test_rows_that_are_not_finite_are_loaded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model, tables = made(rows.Adagrad(lr=0.1), "rank order")
+    for key, gradient in ((1, float("nan")), (2, 1e30)):  # NaN for a row, and squares that are infinite
+        (model["a"](torch.tensor([key])) * gradient).sum().backward()
+        tables.step()
+    state = tables.state_dict()
+    assert not state["tables"]["a"]["weights"][1].isfinite().any()
+    assert state["tables"]["a"]["state"]["squares"][2].isinf().all()
+    _, again = made(rows.Adagrad(lr=0.1), "rank order")
+    again.load_state_dict(state)
+    assert [each.getMessage()[:93] for each in caplog.records] == [
+        "the checkpoint has rows with NaN or infinite numbers: 2 of table 'a', on owner 0 of 1; they s"
+    ]
+    keys, weights = again.gather_rows("a")
+    assert torch.equal(weights.isnan(), tables.gather_rows("a")[1].isnan()) and len(keys) == KEYS
+
+
+def test_states_of_different_steps_are_refused_on_all_ranks(ranks: Any) -> None:
+    for rank, (mixed, own) in enumerate(ranks.run(2, load_mixed)):
+        assert "the states were saved after steps [1, 2] of table 'a'; pass those of one" in mixed
+        assert f"rank {1 - rank} loads a checkpoint of another step or run than rank {rank}" in own
+
+
+def load_mixed(rank: int, world: int) -> list[str]:
+    model, tables = made(rows.SGD(lr=0.1))
+    states: list[Any] = []
+    for step in range(2):
+        train(model, tables, rank, range(step, step + 1))
+        states.append([None] * world)
+        dist.all_gather_object(states[-1], tables.state_dict())
+    before, found = all_of(tables), []
+    for state in ([states[0][0], states[1][1]], states[rank][rank]):
+        with pytest.raises(ConfigError) as refused:
+            tables.load_state_dict(state)
+        found.append(str(refused.value))
+        assert same(all_of(tables), before)
+    tables.load_state_dict(states[0])
+    assert not same(all_of(tables), before)
+    return found
+
+
+def test_a_folder_with_parts_of_several_counts_is_refused(tmp_path: Path) -> None:
+    for part, count in ((0, 2), (0, 1), (1, 2)):
+        folders.write(tmp_path, {"rank": part, "world": count, "checkpoint": f"of {count}"})
+    for part, count in ((0, 2), (0, 1), (0, 3)):
+        with pytest.raises(CheckpointError, match=r"has parts of 1 and of 2 owners .* seen from owner"):
+            folders.read(tmp_path, part, count)
 
 
 def test_a_table_of_unbounded_keys_has_no_plain_form() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch import nn
 from tacit import rows
 from tacit.errors import CheckpointError, ConfigError, TransportError
 from tacit.rows import hot_list
+from tacit.rows.hot_list import HotList
 from tacit.rows.hot_slots import Slots
+from tacit.rows.owners import Owners
 
 # ---- which rows
 
@@ -245,7 +248,10 @@ def test_ranks_that_differ_or_refuse_end_all_with_one_sentence(ranks: Any) -> No
     for rank, (options, batch_, loaded) in enumerate(ranks.run(2, differ)):
         assert "shards other tables, or with other options, than rank" in options
         assert ("key 120 is not in table 'user'" if rank else "rank 1 refused its own part") in batch_
-        assert "agrees on hot rows" in loaded and "\n" not in loaded
+        assert (
+            f"rank {1 - rank} {'looks rows up to train them' if rank else 'loads'} where" in loaded
+            and "\n" not in loaded
+        )
 
 
 def differ(rank: int, world: int) -> list[str]:
@@ -259,9 +265,8 @@ def differ(rank: int, world: int) -> list[str]:
     train(model, tables, rank, world, range(4))
     ids = torch.full((SAMPLES,), USERS if rank else 1)
     found.append(error(lambda: model.user(ids)))
-    if rank:
-        tables.load_state_dict(tables.state_dict())
-    found.append(error(lambda: model.user(torch.zeros(1, dtype=torch.int64))))
+    one = torch.zeros(1, dtype=torch.int64)
+    found.append(error(lambda: tables.load_state_dict(tables.state_dict()) if rank else model.user(one)))
     return found
 
 
@@ -285,3 +290,13 @@ def lose_rank_one(rank: int, world: int) -> str:
     with pytest.raises(TransportError) as lost:
         train(model, tables, rank, world, range(4, 6))
     return str(lost.value)
+
+
+def test_the_size_that_rank_0_reports_is_that_of_all_hot_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Beside row servers rank 0 owns no row, and its own change has none."""
+    hot = object.__new__(HotList)
+    hot._options, hot._owners, hot._pays = rows.Hot(), Owners(None), False
+    hot._set = SimpleNamespace(size=1234)  # type: ignore[assignment]
+    with caplog.at_level(logging.INFO, logger="tacit"):
+        hot._report(SimpleNamespace(size=0, decision=SimpleNamespace(hot=1200, gain=2.0)))  # type: ignore[arg-type]
+    assert "1,234 rows are hot: a step sends 2.00 times less" in caplog.text

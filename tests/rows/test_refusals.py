@@ -107,6 +107,16 @@ def differ(rank: int, world: int) -> list[str]:
     found.append(error(lambda: tables.step() if rank == 1 else model(torch.tensor([1]))))
     model.train(rank != 2)
     found.append(error(lambda: model(torch.tensor([1]))))
+    ids = torch.tensor([1])
+    alone: list[Callable[[], Any]] = [
+        lambda: tables.pull({"x" if rank == 2 else "0": ids}),
+        lambda: tables.step(lr=-1.0 if rank == 2 else 0.1),
+        lambda: tables.gather_rows("x" if rank == 2 else "0"),
+        lambda: tables.gather(to=7 if rank == 2 else 0),
+    ]
+    own = ["there is no table 'x'", "SGD(lr=-1.0)", "there is no table 'x'", "to=7"]
+    for call, message in zip(alone, own, strict=True):
+        assert (message if rank == 2 else "rank 2 refused its own part of exchange") in error(call)
     found.append(error(lambda: rows.shard(embedding(), ["x"] if rank == 2 else None, optimizer=SGD)))
     return found
 
@@ -127,3 +137,37 @@ def wrapped_before(rank: int, world: int) -> str:
 
 def test_rows_are_reached_from_a_plain_import() -> None:
     assert tacit.rows is rows
+
+
+def test_after_close_every_call_is_refused_on_all_ranks() -> None:
+    model = embedding()
+    tables = rows.shard(model, optimizer=SGD)
+    state = tables.state_dict()
+    tables.close()
+    tables.close()
+    ids = torch.tensor([1])
+    calls: list[Callable[[], Any]] = [
+        lambda: model(ids),
+        lambda: tables.pull({"0": ids}),
+        tables.step,
+        tables.gather,
+        lambda: tables.gather_rows("0"),
+        tables.state_dict,
+        lambda: tables.load_state_dict(state),
+        lambda: tables.save("never"),
+        lambda: tables.load("never"),
+    ]
+    store = rows.Store(2, optimizer=SGD)
+    store.close()
+    store.close()
+    calls += [
+        lambda: store.pull(ids),
+        lambda: store.push(ids, torch.ones(1, 2)),
+        store.wait,
+        store.state_dict,
+        store.gather_rows,
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="the tables were closed; shard the model again"):
+            call()
+    assert tables.stats.looked_up == 0 and tables.names == ["0"]

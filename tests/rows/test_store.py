@@ -115,6 +115,28 @@ def refuse(rank: int, world: int) -> str:
     ]
 
 
+def test_an_error_of_a_push_that_nobody_waits_for_comes_with_the_next_wait() -> None:
+    store = rows.Store(2, optimizer=rows.SGD(lr=1.0), keys=10)
+    ids, gradients = torch.tensor([99]), torch.ones(1, 2)
+    for ask in (store.wait, store.state_dict, store.gather_rows):
+        store.push(ids, gradients)
+        store.push_pull(ids + 1, gradients)
+        with pytest.raises(ConfigError, match="key 99 is not in table 'store'"):
+            ask()
+        store.wait()  # once
+    kept, pair = store.push(ids, gradients), store.push_pull(ids, gradients)
+    store.wait()
+    for each in (kept, pair):
+        with pytest.raises(ConfigError, match="key 99 is not in table 'store'"):
+            each.wait()
+    del kept, pair, each
+    store.wait()
+    store.push(ids, gradients)
+    with pytest.raises(ConfigError, match="key 99 is not in table 'store'"):
+        store.close()
+    store.close()
+
+
 def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="stale=-1: a whole number of pushes, 0 or more"):
         rows.Store(2, optimizer=rows.SGD(lr=1.0), stale=-1)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from tacit.aggregator.client.membership import Membership
 from tacit.aggregator.client.row_stack import RowSocket
 from tacit.errors import ConfigError, TransportError
 from tacit.rows import Through
-from tacit.transports import row_seat
+from tacit.transports import row_link, row_seat
+from tacit.transports.row_link import RowLink
 
 STEPS = 6
 
@@ -137,6 +139,82 @@ def strike_at(process_id: int) -> Any:
             threading.Thread(target=strike, args=(tables._owners.link,)).start()
 
     return before_step
+
+
+class OfferedSeat:
+    """A place in a job that nobody uses."""
+
+    def __init__(self) -> None:
+        self.membership, self.closed = SimpleNamespace(alive=True, why=""), 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def voter(monkeypatch: pytest.MonkeyPatch) -> RowLink:
+    """Rank 0's link while the aggregator is gone, with a place in attempt 3 and no thread; `store.tries` are the attempts it leads."""
+    link = object.__new__(RowLink)
+    tries: list[str] = []
+    store = SimpleNamespace(tries=tries, set=lambda key, _: tries.append(key))
+    link._wire, link._store, link._meeting = SimpleNamespace(rank=0, world=2), store, None  # type: ignore[assignment]
+    link._path = SimpleNamespace(control=("127.0.0.1", 1), secret="")  # type: ignore[assignment]
+    link._state, link._ready, link._attempt = threading.Condition(), (3, OfferedSeat()), 3  # type: ignore[assignment]
+    link._using = link._down = link._voting = link._closing = False
+    link._seat, link._error, link._age, link._number, link._run = None, None, 2, 16, "run"
+    link._next_try, link._try_s, link._tried, link._timeout_s = 0.0, 0.5, time.monotonic(), 1.0
+    link._warned, link._why, link._since, link.changes = set(), "", 0.0, 0
+    monkeypatch.setattr(row_link, "knock", lambda *_: None)
+    monkeypatch.setattr(row_link, "take_row_seat", lambda *_, **__: OfferedSeat())
+    return link
+
+
+def test_no_attempt_is_led_while_a_vote_is_under_way(voter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, seat = voter._ready
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: voter._lead_attempt())
+    voter._vote()
+    assert voter._store.tries == [] and voter._seat is seat and not seat.closed
+    assert (voter._age, voter._using, voter._ready, voter._voting) == (3, True, None, False)
+
+
+def test_a_place_in_an_older_attempt_is_given_up_for_a_newer_one(
+    voter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch joins attempt 4 while the others vote against 3; the next vote is about 4, with the place in 4."""
+    votes: list[Any] = []
+
+    def others(own: torch.Tensor, **_: Any) -> None:
+        votes.append(own.tolist())
+        if len(votes) == 1:
+            voter._take_part(4)
+            own[0] = 0
+
+    _, old = voter._ready
+    monkeypatch.setattr(dist, "all_reduce", others)
+    voter._vote()
+    number, new = voter._ready
+    assert (number, old.closed, new.closed) == (4, 1, 0)
+    voter._vote()
+    assert votes == [[3, -3], [4, -4]] and voter._seat is new and voter._age == 4
+
+
+def test_a_place_that_is_overwritten_is_closed(voter: Any) -> None:
+    _, old = voter._ready
+    assert voter._try_seat(4) == "" and old.closed == 1 and voter._ready[0] == 4
+
+
+def test_a_reason_is_warned_of_again_after_the_aggregator_was_steady(
+    voter: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, own, **_: out.copy_(own))
+    voter._inside, voter._waiting, voter._finished, voter._why = False, None, 16, "it is silent"
+    voter._store.set = lambda *_: None
+    warned = []
+    for steady_s in (0.0, 1.0, 100.0):
+        voter._since = time.monotonic() - steady_s
+        voter._meet()
+        warned.append(sum(each.levelname == "WARNING" for each in caplog.records))
+    assert warned == [1, 1, 2]
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["whole", "dies"])

@@ -364,8 +364,9 @@ def train_bf16(rank: int, world: int) -> Any:
 
 def test_modules_that_share_a_weight_are_one_table() -> None:
     torch.manual_seed(1)
-    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2)})
+    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2), "c": nn.Embedding(6, 2)})
     model["b"].weight = model["a"].weight
+    model["c"] = model["a"]
     before = model["a"].weight.detach().clone()
     tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
     assert tables.names == ["a"]
@@ -373,11 +374,38 @@ def test_modules_that_share_a_weight_are_one_table() -> None:
     tables.step()
     before[1] -= 1
     before[2] -= 2
-    assert torch.equal(tables.gather()["a"].weight, before)
+    found = tables.gather()
+    assert torch.equal(found["a"].weight, before)
+    assert found["b"].weight is found["a"].weight and found["c"] is found["a"] is not found["b"]
 
 
 def test_evaluation_only_reads(ranks: Any) -> None:
     assert ranks.run(2, evaluate) == [True, True]
+
+
+def test_rows_that_were_pulled_to_read_are_pulled_anew_to_train() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(6, 2), "b": nn.Embedding(6, 2)})
+    tables = rows.shard(model, optimizer=rows.SGD(lr=1.0))
+    ids = torch.tensor([1, 2])
+    before = {name: table.weight.detach().clone() for name, table in tables.gather().items()}
+    with torch.no_grad():
+        tables.pull({"a": ids, "b": ids})
+        read = model["a"](ids)
+    trained = model["a"](ids)
+    assert torch.equal(read, trained) and trained.requires_grad and not read.requires_grad
+    trained.sum().backward()
+    tables.step()
+    tables.pull({"a": ids, "b": ids})
+    model["b"].eval()
+    assert not model["b"](ids).requires_grad
+    (model["a"](ids).sum() + model["b"](ids).sum()).backward()
+    tables.step()
+    before["a"][ids] -= 1
+    before["a"][ids] -= 1
+    assert {name: table.weight.tolist() for name, table in tables.gather().items()} == {
+        name: weight.tolist() for name, weight in before.items()
+    }
+    assert tables.stats.pulls == 3
 
 
 def evaluate(rank: int, world: int) -> bool:

@@ -5,6 +5,7 @@
     "steps": 7, "exponent": ..., "exponents": [...], "keys": int64 [n], "weights": [n, 16], "state": {"squares": [n]}}}}
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from tacit.rows.adding import NOTHING, Adder
 from tacit.rows.optimizers import RowOptimizer
 from tacit.rows.shard import Shard
 from tacit.rows.table import Table
+
+log = logging.getLogger("tacit")
 
 FORMAT = 1
 
@@ -88,6 +91,7 @@ def pick(states: Any, tables: Mapping[str, Table], rules: Rules) -> dict[str, Sa
         raise CheckpointError(
             f"the states come from worlds of {sorted(worlds)} ranks; pass those of one checkpoint"
         )
+    _check_alike(given, tables)
     ranks, old_world = sorted(state["rank"] for state in given), worlds.pop()
     own = [state for state in given if state["rank"] == rules.rank]
     if old_world == rules.world and len(own) == 1:
@@ -97,10 +101,48 @@ def pick(states: Any, tables: Mapping[str, Table], rules: Rules) -> dict[str, Sa
             f"rank {rules.rank} of {rules.world} cannot resume from ranks {ranks} of {old_world}: pass a list with the states of all "
             f"{old_world} ranks"
         )
-    return {
+    found = {
         name: _merged([state["tables"][name] for state in given], table, rules)
         for name, table in tables.items()
     }
+    _warn_of_broken(found, rules)
+    return found
+
+
+def moment(found: Mapping[str, SavedRows]) -> list[tuple[str, int, list[int]]]:
+    """What the parts of one checkpoint have in common: each table's steps and exponents."""
+    return [(name, rows.steps, rows.exponents) for name, rows in found.items()]
+
+
+def _check_alike(given: Sequence[Mapping[str, Any]], tables: Mapping[str, Table]) -> None:
+    """Raises CheckpointError unless all states were saved after the same step."""
+    for name in tables:
+        parts = [state["tables"][name] for state in given]
+        steps = sorted({part["steps"] for part in parts})
+        if len(steps) > 1 or any(part["exponents"] != parts[0]["exponents"] for part in parts):
+            after = f"steps {steps}" if len(steps) > 1 else f"step {steps[0]} of different runs"
+            raise CheckpointError(
+                f"the states were saved after {after} of table {name!r}; pass those of one checkpoint"
+            )
+
+
+def _warn_of_broken(found: Mapping[str, SavedRows], rules: Rules) -> None:
+    """Rows with a number that is not finite may be in a checkpoint: a gradient made them so, and other rows are trained on."""
+    broken = []
+    for name, rows in found.items():
+        finite = rows.weights.isfinite().all(1)
+        for values in rows.state.values():
+            finite &= values.isfinite().all(1) if values.ndim > 1 else values.isfinite()
+        if count := int((~finite).sum()):
+            broken.append(f"{count} of table {name!r}")
+    if broken:
+        log.warning(
+            "the checkpoint has rows with NaN or infinite numbers: %s, on owner %d of %d; they stay as they are, so load an older checkpoint "
+            "if they should be trained",
+            ", ".join(broken),
+            rules.rank,
+            rules.world,
+        )
 
 
 def restore(found: Mapping[str, SavedRows], shards: Mapping[str, Shard], adders: Mapping[str, Adder]) -> None:
@@ -203,8 +245,6 @@ def _check_rows(
         shape = shapes["weights"] if what == "weights" or optimizer.state[what] else (len(keys),)
         if not _is(value, shape, dtype):
             raise wrong(f"has {what} that are not {dtype} of shape {shape}")
-        if not bool(value.isfinite().all()):
-            raise wrong(f"has {what} that are not finite")
 
 
 def _is(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -109,12 +109,13 @@ def shard(
         owners.texts(described.as_text())
     owners.go_through(path)
     owners.numbers = 2 * len(values) + 1  # keys and an exponent of each, and a learning rate
-    modules: dict[str, list[Sharded]] = {}
+    modules: dict[str, dict[str, Sharded]] = {}
     made = Tables(values, owners, optimizer, adding, modules, hot)
     for name, plain in found.items():
         if not plain[0].weight.is_meta:
             made.put(name, plain[0].weight)
-        modules[name] = [_replaced(model, made, name, each) for each in plain]
+        modules[name] = _named(model, [_replaced(model, made, name, each) for each in plain])
+    owners.hold_job()
     if keys is not None:
         asked, pull = keys, torch.compiler.disable(made.pull)
         model.register_forward_pre_hook(
@@ -210,6 +211,16 @@ def _table(name: str, plain: Plain, init: Normal | Uniform, unbounded: bool, see
     return Table(name, plain.embedding_dim, keys, weight.dtype, plain.padding_idx, init, seed)
 
 
+def _named(model: nn.Module, made: Sequence[Sharded]) -> dict[str, Sharded]:
+    """Every name in the model under which one of `made` is found."""
+    return {
+        name: each
+        for name, module in model.named_modules(remove_duplicate=False)
+        for each in made
+        if each is module
+    }
+
+
 def _replaced(model: nn.Module, tables: Tables, name: str, plain: Plain) -> Sharded:
     """A sharded module in every place where `plain` was."""
     made: Sharded
@@ -217,8 +228,7 @@ def _replaced(model: nn.Module, tables: Tables, name: str, plain: Plain) -> Shar
         made = ShardedEmbeddingBag(tables, name, plain)
     else:
         made = ShardedEmbedding(tables, name, plain)
-    for parent in list(model.modules()):
-        for own, child in list(parent.named_children()):
-            if child is plain:
-                setattr(parent, own, made)
+    for place, module in list(model.named_modules(remove_duplicate=False)):
+        if module is plain:
+            model.set_submodule(place, made)
     return made

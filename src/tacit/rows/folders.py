@@ -24,8 +24,6 @@ def write(folder: Path, state: dict[str, Any]) -> str:
 
 def read(folder: Path, part: int, count: int) -> list[dict[str, Any]]:
     """This owner's part where `count` owners wrote, else those of all."""
-    if (own := folder / _name(part, count)).is_file():
-        return [_read(own)]
     paths = sorted(folder.glob("rows-*-of-*.pt"))
     counts = {path.stem.rpartition("-of-")[2] for path in paths}
     if len(counts) != 1:
@@ -33,6 +31,8 @@ def read(folder: Path, part: int, count: int) -> list[dict[str, Any]]:
         raise CheckpointError(
             f"{folder} has {there} of a checkpoint of sharded tables, seen from owner {part} of {count}; load a folder that one save() wrote"
         )
+    if (own := folder / _name(part, count)).is_file():
+        return [_read(own)]
     states = [_read(path) for path in paths]
     if len({state["checkpoint"] for state in states}) > 1:
         raise CheckpointError(

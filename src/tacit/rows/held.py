@@ -5,15 +5,17 @@ On a rank, `call` has the row servers do their part of what follows; on a row se
 """
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.errors import CheckpointError
+from tacit.errors import CheckpointError, ConfigError, TransportError
 from tacit.rows import checkpoint, folders
 from tacit.rows.adding import NOTHING, Adder
 from tacit.rows.gathering import gathered_rows
@@ -24,6 +26,8 @@ from tacit.rows.optimizers import RowOptimizer
 from tacit.rows.owners import Kind, Owners, timeout_of
 from tacit.rows.shard import Shard
 from tacit.rows.table import Table
+
+log = logging.getLogger("tacit")
 
 _AT_ONCE = 1 << 18  # rows of a table that begin in one exchange
 
@@ -193,12 +197,22 @@ class HeldRows:
                 raise CheckpointError(problem)
 
     def close(self) -> None:
-        """Ends the row servers, leaves the aggregator, frees the process groups; safe to call twice."""
-        if self.owners.wire is not None:
+        """Ends the row servers, leaves the aggregator, frees the process groups; safe to call twice, and after an error."""
+        if self.owners.closed:
+            return
+        with ExitStack() as last:
+            last.callback(self.owners.close)
+            if self.hot:
+                last.callback(self.hot.close)
+            if self.owners.wire is not None:
+                self._call_close()
+
+    def _call_close(self) -> None:
+        """An exchange that fails here has nothing to add to the error before it, or others have closed already."""
+        try:
             self._call(Kind.CLOSE)
-        if self.hot:
-            self.hot.close()
-        self.owners.close()
+        except (TransportError, ConfigError) as cause:
+            log.info("the tables are closed without the others: %s", cause)
 
 
 def _facts(name: str, found: Mapping[str, checkpoint.SavedRows], hot: SavedHot | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     repair    [round(g 2^e) of flagged chunks in parts, the lowest bits first | a lane a row: it has a number that is not finite]
 
 A lane holds the sum of W numbers up to (2^31 - 1) / W. A rank with a larger one in a chunk, or with one that is not finite, sends zeros there and
-raises the flag, which all ranks see; all send the chunk again in parts of 31 - log2(W) bits: two up to 63 ranks, three beyond. Numbers
+raises the flag, which all ranks see; all send the chunk again in parts of 31 - log2(W) bits: two up to 32 ranks, three beyond. Numbers
 have 50 bits (adding.py), so the sums are exact in 64.
 """
 

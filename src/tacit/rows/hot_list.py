@@ -113,7 +113,7 @@ class HotList:
         self._pays = pays
         if pays:
             log.info(
-                "%s rows are hot: a step sends %.2f times less by the cost rule", f"{change.size:,}", gain
+                "%s rows are hot: a step sends %.2f times less by the cost rule", f"{self._set.size:,}", gain
             )
         else:
             log.warning(

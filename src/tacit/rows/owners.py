@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from tacit.transports.row_link import PATIENCE_S, RowLink
 
 _FIXED = 3  # numbers of a header before those of the tables
 ALIVE_S = 2.0  # for others to report that they, too, have lost an exchange
+_SERVED: WeakSet[dist.ProcessGroup] = WeakSet()  # jobs whose row servers keep this rank's tables
 
 
 class Kind(IntEnum):
@@ -89,6 +91,8 @@ class Owners:
     between: Wire | None = None  # the ranks alone, for sums
     meeting: dist.ProcessGroup | None = None  # the ranks alone, beside row servers
     met: bool = False  # whether an AggregatorLink has `meeting`, and frees it
+    closed: bool = False
+    job: dist.ProcessGroup | None = None  # whose row servers are ours until they end
     _heard: list[list[int]] | None = None  # a row server's next headers, received already
 
     @property
@@ -130,8 +134,16 @@ class Owners:
         received, self._heard = self._heard or self._exchanged([[*own, *each] for each in numbers]), None
         for rank, header in enumerate(received):
             if header[:_FIXED] != own and not self._listens(rank, header):
+                self._free_job()
                 raise ConfigError(self._differs(rank, header, kind, about))
         return [header[_FIXED:] for header in received]
+
+    def check_open(self) -> None:
+        """Raises ConfigError after `close`: without a wire this would look like a world of one."""
+        if self.closed:
+            raise ConfigError(
+                "the tables were closed; shard the model again, or make another store, to go on"
+            )
 
     def listen(self, numbers: Sequence[int]) -> tuple[int, list[int]]:
         """A row server's: the kind of the ranks' next exchange, and what rank 0's header has. The next `announce` has its headers."""
@@ -160,6 +172,7 @@ class Owners:
         return [bytes(each.tolist()).decode() for each in self.send_hot([data] * self.members, sizes)]
 
     def _exchanged(self, headers: Sequence[Sequence[int]]) -> list[list[int]]:
+        self.check_open()
         self.exchanges += 1
         parts = [self._header(each) for each in headers]
         sizes = [len(parts[0])] * self.members
@@ -171,7 +184,7 @@ class Owners:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Around what this rank checks before an exchange: if it refuses, the others end too."""
+        """Around what this rank checks before an exchange: if it refuses, the others end too. A CheckpointError is a ConfigError."""
         try:
             yield
         except ConfigError:
@@ -185,7 +198,9 @@ class Owners:
             self.link = path.open(self.wire, timeout_of(self.wire.group), patience_s)
 
     def close(self) -> None:
-        """Leaves the aggregator and frees the process groups; safe to call twice."""
+        """Leaves the aggregator and frees the process groups; safe to call twice. Nothing is exchanged after that."""
+        self.closed = True
+        self._free_job()
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -197,8 +212,21 @@ class Owners:
             dist.destroy_process_group(self.wire.group)
         self.wire = self.between = self.meeting = None
 
+    def hold_job(self) -> None:
+        """A rank's whose tables are on row servers: these answer to nobody else until they end."""
+        if self.servers and dist.group.WORLD is not None:
+            self.job = dist.group.WORLD
+            _SERVED.add(self.job)
+
+    def _free_job(self) -> None:
+        """The row servers have ended, with an error or without one."""
+        if self.job is not None:
+            _SERVED.discard(self.job)
+            self.job = None
+
     def refuse(self) -> None:
         """Takes the place of an exchange on a rank that cannot take part: the others end with one sentence instead of waiting."""
+        self._free_job()
         self._exchanged([[Kind.REFUSED, self.exchanges + 1]] * self.members)
 
     def _header(self, numbers: Sequence[int]) -> Tensor:
@@ -234,6 +262,7 @@ class Owners:
             with self.wire.purpose("transfer of rows"):
                 received = (self.link or self.wire).all_to_all(parts, numels)
         except TransportError as cause:
+            self._free_job()
             if not self.servers or not (gone := self._gone()):
                 raise
             raise TransportError(
@@ -272,6 +301,8 @@ class Owners:
         if header[0] == kind == Kind.AGREE:
             has = f", which has {about}" if about else ""
             return f"{who} shards other tables, or with other options, than {by}{has}; pass the same on all ranks"
+        if header[0] == kind == Kind.LOAD:
+            return f"{who} loads a checkpoint of another step or run than {by}; load the states of one checkpoint on all ranks"
         if header[0] == Kind.SERVES:
             return (
                 f"{who} serves rows, and {by} has servers={self.servers}; pass the same servers= to tacit.rows.shard on ranks and to "
@@ -327,6 +358,11 @@ def _check_servers(servers: int, group: dist.ProcessGroup | None, members: int) 
     if servers >= members:
         raise ConfigError(
             f"servers={servers} of a job of {members} ranks leave none to train; start more ranks, or fewer servers"
+        )
+    if dist.group.WORLD in _SERVED:
+        raise ConfigError(
+            f"servers={servers}, but the job's row servers keep the tables of an earlier shard(); call close() of those tables first, and "
+            f"serve again"
         )
 
 

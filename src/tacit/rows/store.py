@@ -4,7 +4,7 @@ The same parts as `shard`: keys have owners, owners have a row optimizer. Exchan
 were asked for; what a call returns is waited for with `wait()`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from threading import Condition
@@ -35,13 +35,20 @@ class PendingRows:
 
     Args:
         future: of the result.
+        missed: called with an error of it that nobody waits for, once this is no more; None for nothing.
 
     Example:
         >>> rows = store.pull(keys).wait()
     """
 
-    def __init__(self, future: "Future[Tensor]") -> None:
-        self._future = future
+    def __init__(
+        self, future: "Future[Tensor]", missed: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self._future, self._missed = future, missed
+
+    def __del__(self) -> None:
+        if (missed := self._missed) is not None:
+            self._future.add_done_callback(lambda ended: (e := ended.exception()) and missed(e))
 
     def done(self) -> bool:
         """Whether `wait` would return at once.
@@ -65,7 +72,11 @@ class PendingRows:
             TransportError: another rank is gone, or the time is over.
         """
         try:
-            return self._future.result(timeout_s)
+            found = self._future.exception(timeout_s)
+            self._missed = None
+            if found is not None:
+                raise found
+            return self._future.result()
         except FutureTimeoutError as cause:
             raise TransportError(
                 f"the store did not answer within {timeout_s} s; all ranks must call it in the same order"
@@ -135,6 +146,7 @@ class Store:
         self._changed = Condition()
         self._asked = 0  # pushes that were asked for
         self._ended = 0  # pushes that have ended
+        self._missed: BaseException | None = None  # the first error of a call that nobody has waited for
 
     @property
     def stats(self) -> RowTraffic:
@@ -151,6 +163,7 @@ class Store:
         Returns:
             Its `wait()` returns float32 rows in the shape of `keys` and one dimension more.
         """
+        self._pushers.check_open()
         wanted = keys.detach().cpu().clone()
         version = self._asked - self._stale
 
@@ -159,7 +172,7 @@ class Store:
                 self._changed.wait_for(lambda: self._ended >= version)
             return self._pull(wanted)
 
-        return PendingRows(self._pull_line.run(run))
+        return PendingRows(self._pull_line.run(run), self._keep_missed)
 
     def push(self, keys: Tensor, gradients: Tensor) -> PendingRows:
         """One step with gradients of the rows of `keys`.
@@ -169,8 +182,10 @@ class Store:
             gradients: a row a key.
 
         Returns:
-            Its `wait()` returns when this rank's owner has taken the step.
+            Its `wait()` returns when this rank's owner has taken the step. An error of a push that is not waited for comes with the next
+            call of the store that waits for all.
         """
+        self._pushers.check_open()
         given, rows = keys.detach().cpu().clone(), gradients.detach().cpu().float().clone()
         self._asked += 1
 
@@ -183,7 +198,7 @@ class Store:
                     self._changed.notify_all()
             return torch.empty(0, self._table.width)
 
-        return PendingRows(self._push_line.run(run))
+        return PendingRows(self._push_line.run(run), self._keep_missed)
 
     def push_pull(self, keys: Tensor, gradients: Tensor) -> PendingRows:
         """A push, and then a pull of the same keys.
@@ -196,12 +211,21 @@ class Store:
             Its `wait()` returns the rows as `pull` does: with `stale=0` after the step.
         """
         pushed, pulled = self.push(keys, gradients), self.pull(keys)
-        return PendingRows(_both(pushed, pulled))
+        pushed._missed = pulled._missed = None  # the pair has their errors
+        return PendingRows(_both(pushed, pulled), self._keep_missed)
 
     def wait(self) -> None:
-        """Blocks until everything that was asked for has ended; errors stay with what `push` and `pull` returned."""
+        """Blocks until everything that was asked for has ended. Errors stay with what `push` and `pull` returned, where that is kept.
+
+        Raises:
+            ConfigError: the first error of a call whose result was dropped; so do `state_dict`, `gather_rows` and `close`. All ranks raise it
+                in the same call.
+            TransportError: another rank is gone.
+        """
+        self._pushers.check_open()
         for line in (self._push_line, self._pull_line):
             line.run(lambda: torch.empty(0)).result()
+        self._raise_missed()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's rows, after everything that was asked for; as `Tables.state_dict`.
@@ -213,7 +237,7 @@ class Store:
         return checkpoint.saved(self._shards, self._adders, self._rules)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from a checkpoint, in any world; as `Tables.load_state_dict`.
+        """Goes on from a checkpoint, in any world; a collective, as `Tables.load_state_dict`.
 
         Args:
             state: this rank's state in a world of the same size, or a list of all ranks' states.
@@ -222,7 +246,9 @@ class Store:
             CheckpointError: it is of another store, incomplete or damaged; the store is then as it was.
         """
         self.wait()
-        found = checkpoint.pick(state, {self._table.name: self._table}, self._rules)
+        with self._pushers.refusing():
+            found = checkpoint.pick(state, {self._table.name: self._table}, self._rules)
+        self._pushers.announce(Kind.LOAD, checkpoint.moment(found), [[]] * self._pushers.world)
         checkpoint.restore(found, self._shards, self._adders)
 
     def gather_rows(self, to: int | None = None) -> tuple[Tensor, Tensor]:
@@ -238,10 +264,21 @@ class Store:
         return gathered_rows(self._pushers, self._shards[self._table.name], to)
 
     def close(self) -> None:
-        """Ends the threads and frees the process groups, after everything that was asked for."""
+        """Ends the threads and frees the process groups, after everything that was asked for; safe to call twice."""
+        if self._pushers.closed:
+            return
         for line, owners in {id(o): (n, o) for n, o in self._lines()}.values():
             line.end()
             owners.close()
+        self._raise_missed()
+
+    def _keep_missed(self, error: BaseException) -> None:
+        self._missed = self._missed or error
+
+    def _raise_missed(self) -> None:
+        error, self._missed = self._missed, None
+        if error is not None:
+            raise error
 
     def _lines(self) -> "list[tuple[Line[Tensor], Owners]]":
         return [(self._push_line, self._pushers), (self._pull_line, self._pullers)]

@@ -29,7 +29,7 @@ class Tables:
         owners: the ranks.
         optimizer: of their rows.
         adding: "rank order" or "exact".
-        modules: by table, those that look rows up.
+        modules: by table, those that look rows up, by their names in the model; one module may have several.
         hot: what to do about hot rows; None has none, and one rank needs none.
 
     Example:
@@ -42,7 +42,7 @@ class Tables:
         owners: Owners,
         optimizer: RowOptimizer,
         adding: str,
-        modules: Mapping[str, Sequence[Sharded]],
+        modules: Mapping[str, Mapping[str, Sharded]],
         hot: Hot | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -106,10 +106,12 @@ class Tables:
         Example:
             >>> tables.pull({"user": batch.user, "item": batch.items})
         """
-        for name in ids:
-            self._known(name)
+        self._owners.check_open()
+        with self._owners.refusing():
+            for name in ids:
+                self._known(name)
         training = torch.is_grad_enabled() and any(
-            each.training for some in self._modules.values() for each in some
+            each.training for some in self._modules.values() for each in some.values()
         )
         devices = {name: _device(each) for name, each in ids.items()}
         found = self._pulled({name: flat_ids(each) for name, each in ids.items()}, devices, training)
@@ -129,12 +131,15 @@ class Tables:
         Raises:
             ConfigError: a key out of range, or one that `pull` was not given.
         """
+        self._owners.check_open()
         on_cpu = ids.detach().cpu()
-        if name in self._current:
-            found = self._current[name]
+        training = training and torch.is_grad_enabled()
+        found = self._current.get(name)
+        if found is not None and (found.leaf.requires_grad or not training):
             places = found.places(on_cpu.long(), name)
-        else:
-            training = training and torch.is_grad_enabled()
+            if not training:
+                found = LookUp(found.keys, found.leaf.detach())  # a module in eval() leaves nothing behind
+        else:  # also where pull() was under no_grad, and this is training
             found, places = self._pulled({name: flat_ids(on_cpu)}, {name: ids.device}, training)[name]
         return found, places.view(ids.shape).to(ids.device)
 
@@ -178,7 +183,9 @@ class Tables:
         Example:
             >>> loss.backward(); optimizer.step(); tables.step()
         """
-        rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
+        self._owners.check_open()
+        with self._owners.refusing():
+            rate = self.optimizer.lr if lr is None else type(self.optimizer)(lr).lr
         pending, self._pending, self._current = self._pending, [], {}
         if len(pending) == 1:
             pulled, found = pending[0]
@@ -212,25 +219,29 @@ class Tables:
         Example:
             >>> torch.save(tables.state_dict(), f"{path}/rows-{rank}.pt")
         """
+        self._owners.check_open()
         self._refuse_with_servers("state_dict", "save")
         return self._held.state()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from a checkpoint: this rank keeps the rows that it owns. All of it is checked before any is used.
+        """Goes on from a checkpoint: this rank keeps the rows that it owns; a collective. All of it is checked before any is used.
 
         Args:
             state: this rank's state in a world of the same size, or a list of all ranks' states in any world.
 
         Raises:
             CheckpointError: it is of other tables, of another optimizer, incomplete or damaged; the tables are then as they were.
-            ConfigError: the rows are on row servers; `load` has these read them.
+            ConfigError: the rows are on row servers; `load` has these read them. Or another rank refused its state, or has one of another step.
 
         Example:
             >>> tables.load_state_dict([torch.load(f"{path}/rows-{r}.pt", weights_only=True) for r in range(4)])
         """
+        self._owners.check_open()
         self._refuse_with_servers("load_state_dict", "load")
-        found = checkpoint.pick(state, self._tables, self._held.rules)
-        hot = pick_hot(state, found, self._held.rules) if self._hot else None
+        with self._owners.refusing():
+            found = checkpoint.pick(state, self._tables, self._held.rules)
+            hot = pick_hot(state, found, self._held.rules) if self._hot else None
+        self._owners.announce(Kind.LOAD, checkpoint.moment(found), [[]] * self._owners.members)
         self.zero_grad()
         self._held.restore(found, hot)
 
@@ -246,6 +257,7 @@ class Tables:
         Example:
             >>> tables.save(f"{path}/step-{step}")
         """
+        self._owners.check_open()
         self._held.save(str(folder))
 
     def load(self, folder: str | Path) -> None:
@@ -260,6 +272,7 @@ class Tables:
         Example:
             >>> tables.load(f"{path}/step-{step}")
         """
+        self._owners.check_open()
         self._held.load(str(folder))
         self.zero_grad()
 
@@ -272,7 +285,8 @@ class Tables:
             to: the rank that receives them; None for all.
 
         Returns:
-            By table an nn.Embedding or nn.EmbeddingBag; nothing on ranks other than `to`.
+            For each module of a table, by its name in the model, an nn.Embedding or nn.EmbeddingBag; those of one table share its weight.
+            Nothing on ranks other than `to`.
 
         Raises:
             ConfigError: a table of unbounded keys, or no such rank.
@@ -281,6 +295,7 @@ class Tables:
             >>> for name, plain in tables.gather().items():
             ...     model.set_submodule(name, plain)
         """
+        self._owners.check_open()
         for name, table in self._tables.items():
             if table.keys is None:
                 raise ConfigError(
@@ -291,7 +306,7 @@ class Tables:
         for name, table in self._tables.items():
             keys, weights = self.gather_rows(name, to)
             if here:
-                found[name] = self._modules[name][0].plain(all_rows(table, keys, weights))
+                found.update(_plain(self._modules[name], all_rows(table, keys, weights)))
         return found
 
     def gather_rows(self, name: str, to: int | None = None) -> tuple[Tensor, Tensor]:
@@ -307,12 +322,15 @@ class Tables:
         Raises:
             ConfigError: no such table, or no such rank.
         """
-        if to is not None and not 0 <= to < self._owners.world:
-            raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
-        return self._held.gather_rows(self._known(name), to)
+        self._owners.check_open()
+        with self._owners.refusing():
+            if to is not None and not 0 <= to < self._owners.world:
+                raise ConfigError(f"to={to}: ranks are 0 to {self._owners.world - 1}")
+            self._known(name)
+        return self._held.gather_rows(name, to)
 
     def close(self) -> None:
-        """Frees the process group of the tables, and ends their row servers; nothing can be looked up after that. All ranks call it."""
+        """Frees the process group of the tables, and ends their row servers; nothing but figures can be had after that. All ranks call it."""
         self._held.close()
 
     # ---- for shard()
@@ -339,6 +357,15 @@ class Tables:
                 f"there is no table {name!r}; {hint}the tables are {', '.join(map(repr, self._tables))}"
             )
         return name
+
+
+def _plain(modules: Mapping[str, Sharded], weight: Tensor) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    """The modules of one table with all of its rows, which they share."""
+    made = {id(module): module.plain(weight) for module in modules.values()}
+    shared = nn.Parameter(weight)
+    for plain in made.values():
+        plain.weight = shared
+    return {name: made[id(module)] for name, module in modules.items()}
 
 
 def _gradients(found: Mapping[str, LookUp]) -> dict[str, Tensor]:

@@ -93,10 +93,13 @@ class RowLink:
         self._seat: RowSeat | None = None
         self._why = ""
         self._age = self._attempt = 0  # the attempt in use, and the newest that this rank knows of
-        self._ready: RowSeat | None = None  # a place that was taken in it, not yet in use
+        self._ready: tuple[int, RowSeat] | None = (
+            None  # an attempt, and the place taken in it, not yet in use
+        )
+        self._voting = False  # the caller's thread has taken the place, and the others' votes are under way
         self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try, self._tried = _TRY_S, 0.0, 0.0
-        self._warned: set[str] = set()
+        self._warned: set[str] = set()  # of these reasons, since it was last steady
         self._closing = False
         self._open()
         self._thread = threading.Thread(target=self._watch, name="tacit-row-link", daemon=True)
@@ -208,7 +211,8 @@ class RowLink:
         dist.all_gather_object(reasons, why, group=self._meeting)
         failed = [f"rank {rank}: {each}" if rank else each for rank, each in enumerate(reasons) if each]
         if not failed:
-            self._seat, self._ready = self._ready, None
+            if self._ready is not None:
+                self._seat, self._ready = self._ready[1], None
             return
         self._drop_ready()
         self._using, self._next_try = False, time.monotonic() + self._try_s
@@ -233,7 +237,9 @@ class RowLink:
         except Exception as cause:  # whatever it is, training is fine without the aggregator
             return str(cause) or type(cause).__name__
         with self._state:
-            self._ready = seat
+            before, self._ready = self._ready, (age, seat)
+        if before is not None:  # put back by a vote meanwhile
+            before[1].close()
         return ""
 
     # ---- gone ----
@@ -318,6 +324,8 @@ class RowLink:
             self._next_try = time.monotonic() + self._try_s
             self.changes += 1
             self._state.notify_all()
+        if steady:
+            self._warned.clear()
         self._warn(
             f"the aggregator at {self._where} is gone ({self._why}); the process group moves rows from exchange {self._group_from} on, until it is back",
             self._why,
@@ -358,8 +366,9 @@ class RowLink:
     def _vote(self) -> None:
         """The aggregator moves rows from this number on if all ranks have places in the same job."""
         with self._state:
-            offered, self._ready = self._ready, None
-            attempt = self._attempt if offered and offered.membership.alive else 0
+            offered, self._ready, self._voting = self._ready, None, True
+            # Its own number: the watch may be in a newer attempt by now, whose place is another.
+            attempt = offered[0] if offered and offered[1].membership.alive else 0
         votes = torch.tensor([attempt, -attempt])
         try:
             dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._meeting)
@@ -367,15 +376,20 @@ class RowLink:
             raise self._wire.lost("vote about the aggregator", cause) from cause
         agreed = bool(votes[0] and votes[0] == -votes[1])
         with self._state:
-            if agreed:
-                self._seat, offered = offered, None
+            self._voting = False
+            if agreed and offered:
+                self._seat, offered = offered[1], None
                 self._age, self._since = attempt, time.monotonic()
                 self._using, self._down, self._why = True, False, ""
                 self.changes += 1
-            elif attempt and self._ready is None and time.monotonic() - self._tried < _ATTEMPT_S:
+            elif (
+                attempt == self._attempt > 0
+                and self._ready is None
+                and time.monotonic() - self._tried < _ATTEMPT_S
+            ):
                 self._ready, offered = offered, None  # others may still join
         if offered is not None:
-            offered.close()
+            offered[1].close()
         if agreed:
             self._warn(
                 f"the aggregator at {self._where} is back; it passes rows on from exchange {self._number} on",
@@ -392,10 +406,14 @@ class RowLink:
 
     def _lead_attempt(self) -> None:
         now = time.monotonic()
-        if now < self._next_try or (self._ready is not None and self._ready.membership.alive):
+        with self._state:
+            ready = self._ready
+            if self._using or self._voting:
+                return  # the caller's thread has the place
+        if now < self._next_try or (ready is not None and ready[1].membership.alive):
             return
         self._try_s = min(2 * self._try_s, _LONGEST_TRY_S)
-        self._next_try = now + max(self._try_s, _ATTEMPT_S if self._ready else 0.0)
+        self._next_try = now + max(self._try_s, _ATTEMPT_S if ready else 0.0)
         try:
             knock(self._path.control, self._path.secret, _GREETING_S)
         except AbsentError:
@@ -428,12 +446,12 @@ class RowLink:
 
     def _drop_ready(self) -> None:
         with self._state:
-            seat, self._ready = self._ready, None
-        if seat is not None:
-            seat.close()
+            ready, self._ready = self._ready, None
+        if ready is not None:
+            ready[1].close()
 
     def _warn(self, sentence: str, reason: str) -> None:
-        """A warning of rank 0; INFO on the others, and for a reason that was warned of."""
+        """A warning of rank 0; INFO on the others, and for a reason that was warned of since the aggregator was last steady."""
         new = reason not in self._warned and len(self._warned) < 8
         self._warned.add(reason)
         log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
