@@ -80,3 +80,9 @@ def test_a_shared_uplink_is_noted():
         **{name: getattr(shared, name) for name in shared.__slots__} | {"alone_bps": 4 * shared.at_once_bps}
     )
     assert "4.0 x as fast" in advise(shared, [told("DDP", 1.0)]).notes[0]
+
+
+def test_a_codec_whose_trainings_nobody_has_on_file_is_advised_only_where_there_is_no_other():
+    fast, slow = told("every / dgc(share=0.001) / sharded", 0.5), told("DDP", 2.0)
+    assert advise(FOUND, [slow, told(CODEC, 1.0), fast]).winner.choice == CODEC
+    assert advise(FOUND, [slow, fast]).winner is fast

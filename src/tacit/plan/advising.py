@@ -54,6 +54,7 @@ def advise(
         raise ConfigError(
             "there is no choice to advise on; predict DDP, and a strategy that loses no more than bf16, too"
         )
+    allowed = _trained(allowed)
     fastest = allowed[0]
     winner = _winner(allowed)
     runner_up = next((each for each in allowed if each.choice != winner.choice), None)
@@ -71,6 +72,12 @@ def advise(
         tuple(order),
         (*notes, *_notes(probe)),
     )
+
+
+def _trained(order: Sequence[Prediction]) -> Sequence[Prediction]:
+    """Without codecs whose trainings nobody has on file, unless there are no others: a fast step is no reason to be the first who tries."""
+    known = [each for each in order if level(each.choice) < 3 or codec_of(each.choice) in _SHOWN]
+    return known if any(level(each.choice) == 3 for each in known) else order
 
 
 def level(choice: str) -> int:
