@@ -74,7 +74,7 @@ def advise(
     )
 
 
-def _trained(order: Sequence[Prediction]) -> Sequence[Prediction]:
+def _trained(order: list[Prediction]) -> list[Prediction]:
     """Without codecs whose trainings nobody has on file, unless there are no others: a fast step is no reason to be the first who tries."""
     known = [each for each in order if level(each.choice) < 3 or codec_of(each.choice) in _SHOWN]
     return known if any(level(each.choice) == 3 for each in known) else order
