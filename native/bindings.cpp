@@ -1,7 +1,6 @@
-// tacit._core: arrays in, spans out. The only file that knows Python.
+// tacit._core: arrays in, spans out. It and the other *_bindings.cpp are the only files that know Python.
 // std::invalid_argument reaches Python as ValueError.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 
 #include "aggregator_bindings.h"
+#include "arrays.h"
 #include "blocks.h"
 #include "fewbits_bindings.h"
 #include "low_rank.h"
@@ -21,18 +21,14 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using tacit::Array;
+using tacit::ConstLanes;
+using tacit::Lanes;
 using tacit::Layout;
+using tacit::span;
+using tacit::with_lanes;
 
 namespace {
-
-// Any 1-D contiguous CPU array that speaks DLPack or the buffer protocol: torch, numpy, memoryview.
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<T> span(const Array<T>& array) {
-    return {array.data(), array.size()};
-}
 
 void check_numel(const char* name, std::size_t size, std::size_t numel) {
     if (size == numel) return;
@@ -74,24 +70,6 @@ void topk_add(Array<const std::uint8_t> data, std::size_t length, std::size_t ke
               std::size_t high, Array<float> out) {
     nb::gil_scoped_release unlocked;
     tacit::topk_add(span(data), {length, kept, bits, low, high}, span(out));
-}
-
-// Lanes come in three types: call(span of the right one).
-using Lanes = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstLanes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class Array, class Call>
-auto with_lanes(const Array& lanes, Call call) {
-    const auto as = [&]<class T>(T) {
-        using Lane = std::conditional_t<std::is_same_v<Array, ConstLanes>, const T, T>;
-        return std::span<Lane>(static_cast<Lane*>(lanes.data()), lanes.size());
-    };
-    const auto type = lanes.dtype();
-    const bool u8 = type == nb::dtype<std::uint8_t>(), u16 = type == nb::dtype<std::uint16_t>();
-    if (!u8 && !u16 && type != nb::dtype<std::int32_t>())
-        throw nb::type_error("lanes are uint8, uint16 or int32");
-    nb::gil_scoped_release unlocked;
-    return u8 ? call(as(std::uint8_t())) : u16 ? call(as(std::uint16_t())) : call(as(std::int32_t()));
 }
 
 void hush_norms(Array<const float> x, Array<double> out, int threads) {

@@ -1,43 +1,20 @@
 #include "fewbits_bindings.h"
 
-#include <nanobind/ndarray.h>
-
-#include <type_traits>
-
+#include "arrays.h"
 #include "fewbits.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using tacit::Array;
+using tacit::ConstLanes;
+using tacit::Lanes;
+using tacit::span;
+using tacit::with_lanes;
 
 namespace {
 
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = Array<std::uint8_t>;
 using ConstBytes = Array<const std::uint8_t>;
-
-template <class T>
-std::span<T> span(const Array<T>& array) {
-    return {array.data(), array.size()};
-}
-
-// Lanes come in three types: call(span of the right one).
-using Lanes = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstLanes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class Array, class Call>
-void with_lanes(const Array& lanes, Call call) {
-    const auto as = [&]<class T>(T) {
-        using Lane = std::conditional_t<std::is_same_v<Array, ConstLanes>, const T, T>;
-        return std::span<Lane>(static_cast<Lane*>(lanes.data()), lanes.size());
-    };
-    const auto type = lanes.dtype();
-    const bool u8 = type == nb::dtype<std::uint8_t>(), u16 = type == nb::dtype<std::uint16_t>();
-    if (!u8 && !u16 && type != nb::dtype<std::int32_t>())
-        throw nb::type_error("lanes are uint8, uint16 or int32");
-    nb::gil_scoped_release unlocked;
-    u8 ? call(as(std::uint8_t())) : u16 ? call(as(std::uint16_t())) : call(as(std::int32_t()));
-}
 
 void block_sums(Array<const float> x, std::size_t block, int kind, Array<double> out) {
     nb::gil_scoped_release unlocked;

@@ -1,25 +1,17 @@
 #include "sparse_bindings.h"
 
-#include <nanobind/ndarray.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
+#include "arrays.h"
 #include "sparse_select.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using tacit::Array;
+using tacit::span;
 
 namespace {
-
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<T> span(const Array<T>& array) {
-    return {array.data(), array.size()};
-}
 
 void select_largest(Array<const float> x, std::size_t length, std::size_t kept, Array<std::int64_t> out) {
     nb::gil_scoped_release unlocked;
