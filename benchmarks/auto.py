@@ -13,18 +13,15 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tacit import lab, launch
-from tacit.records import host_facts
-from tacit.topology import star
-from tacit.units import parse_rate
+from setups import Row, add_setup_arguments, measured
 
-RANKS = 4
+from tacit.records import host_facts
+
 RATES = ("50Mbit", "300Mbit", "loopback")
 MODELS = ("vgg16", "bytes")
 FIXED = (
@@ -38,46 +35,17 @@ FIXED = (
 )
 QUICK: dict[str, Any] = {"rates": ["100Mbit", "loopback"], "models": ["vgg16"], "steps": 6}
 MOST_BEHIND = 0.05
-Row = dict[str, Any]
 
 
 def run(rate: str, args: argparse.Namespace, folder: Path) -> list[Row]:
     """All models on one link."""
-    rate_bps = None if rate == "loopback" else parse_rate(rate)
     order = {
-        "rate_bps": rate_bps,
         "models": args.models,
         "fixed": FIXED,
         "auto": args.auto,
         "steps": args.steps,
     }
-    found: list[Row] = []
-    raised: list[bool] = []
-    with ExitStack() as stack:
-        env = {"PYTHONPATH": str(Path(__file__).parent)}
-        specs = [launch.RankSpec((), {**env, "GLOO_SOCKET_IFNAME": "lo"})] * RANKS
-        network = None
-        if rate_bps is not None:
-            network = stack.enter_context(lab.up(star(RANKS, rate_bps=rate_bps, latency_s=0.0)))
-            specs = [launch.RankSpec(s.prefix, {**s.env, **env}) for s in network.rank_specs()]
-
-        def came(rank: int, message: launch.Message) -> None:
-            if network is not None and args.realtime and not raised:
-                raised.append(network.raise_priority())
-            if message.get("kind") == "setup":
-                message.pop("kind")
-                found.append({"network": rate, **message})
-                _print_setup(found[-1])
-
-        launch.run(
-            "auto_node",
-            [json.dumps(order)],
-            ranks=RANKS,
-            on_message=came,
-            log_dir=folder / rate,
-            rank_specs=specs,
-        )
-    return found
+    return measured("auto_node", rate, order, folder, _print_setup, realtime=args.realtime)
 
 
 def _print_setup(setup: Row) -> None:
@@ -95,18 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rates", nargs="+", default=list(RATES), help="links, with their units, or loopback"
-    )
-    parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), help="known models, replayed; tasks of the demo, trained"
-    )
+    add_setup_arguments(parser, rates=RATES, models=MODELS)
     parser.add_argument("--auto", default="auto", help="auto, or with options: auto(lossy=False)")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each choice")
     parser.add_argument("--quick", action="store_true", help="2 set-ups, about 2 minutes")
-    parser.add_argument(
-        "--realtime", action="store_true", help="ranks before all other processes of this machine (root)"
-    )
     parser.add_argument("--out", type=Path, help="a file for the set-ups, JSON Lines")
     args = parser.parse_args()
     if args.quick:

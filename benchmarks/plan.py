@@ -14,19 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tacit import lab, launch
-from tacit.records import host_facts
-from tacit.topology import star
-from tacit.units import parse_rate
+from setups import Row, add_setup_arguments, measured
 
-RANKS = 4
+from tacit.records import host_facts
+
 RATES = ("50Mbit", "100Mbit", "200Mbit", "300Mbit", "500Mbit", "700Mbit", "1Gbit", "loopback")
 MODELS = ("vgg16", "resnet50", "bytes")
 STRATEGIES = ("bf16 / allreduce", "int8", "int4", "hush", "lowrank(8)")
@@ -34,46 +30,17 @@ QUICK = {"rates": ("100Mbit", "1Gbit"), "models": ("vgg16", "bytes"), "steps": 5
 WITHIN = (0.10, 0.15)
 BEHIND = 0.05
 STEADY = 1.15  # other programs slowed the computation by more: neither prediction nor measurement is of this machine
-Row = dict[str, Any]
 
 
 def run(rate: str, args: argparse.Namespace, folder: Path) -> list[Row]:
     """All models on one link."""
-    rate_bps = None if rate == "loopback" else parse_rate(rate)
     order = {
-        "rate_bps": rate_bps,
         "models": args.models,
         "strategies": [_written(each) for each in args.strategies],
         "steps": args.steps,
         "budget_s": args.budget,
     }
-    found: list[Row] = []
-    raised: list[bool] = []
-    with ExitStack() as stack:
-        env = {"PYTHONPATH": str(Path(__file__).parent)}
-        specs = [launch.RankSpec((), {**env, "GLOO_SOCKET_IFNAME": "lo"})] * RANKS
-        network = None
-        if rate_bps is not None:
-            network = stack.enter_context(lab.up(star(RANKS, rate_bps=rate_bps, latency_s=0.0)))
-            specs = [launch.RankSpec(s.prefix, {**s.env, **env}) for s in network.rank_specs()]
-
-        def heard(rank: int, message: launch.Message) -> None:
-            if network is not None and args.realtime and not raised:
-                raised.append(network.raise_priority())
-            if message.get("kind") == "setup":
-                message.pop("kind")
-                found.append({"network": rate, **message})
-                _print_setup(found[-1])
-
-        launch.run(
-            "plan_node",
-            [json.dumps(order)],
-            ranks=RANKS,
-            on_message=heard,
-            log_dir=folder / rate,
-            rank_specs=specs,
-        )
-    return found
+    return measured("plan_node", rate, order, folder, _print_setup, realtime=args.realtime)
 
 
 def _written(strategy: str) -> str:
@@ -109,8 +76,8 @@ def figures(setups: Sequence[Row]) -> Row:
 
 def _behind(setup: Row) -> float:
     """How much longer the chosen one's measured step is than the best one's."""
-    measured = {row["choice"]: row["measured_s"] for row in setup["rows"]}
-    return measured[setup["chosen"]] / min(measured.values()) - 1
+    steps_s = {row["choice"]: row["measured_s"] for row in setup["rows"]}
+    return steps_s[setup["chosen"]] / min(steps_s.values()) - 1
 
 
 def _print_setup(setup: Row) -> None:
@@ -146,19 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rates", nargs="+", default=list(RATES), help="links, with their units, or loopback"
-    )
-    parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), help="known models, replayed; tasks of the demo, trained"
-    )
+    add_setup_arguments(parser, rates=RATES, models=MODELS)
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each choice")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a probe")
     parser.add_argument("--quick", action="store_true", help="4 set-ups, about 3 minutes")
-    parser.add_argument(
-        "--realtime", action="store_true", help="ranks before all other processes of this machine (root)"
-    )
     parser.add_argument("--out", type=Path, help="a folder for setups.jsonl and the plot")
     args = parser.parse_args()
     if args.quick:
