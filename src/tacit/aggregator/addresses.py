@@ -1,5 +1,8 @@
 """Addresses as people write them: `host:port`, with a way out where they cannot be read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tacit.aggregator.spec import Address
 from tacit.errors import ConfigError
 
@@ -25,3 +28,16 @@ def parse_address(text: str, *, host: str = "127.0.0.1", port: int | None = None
 
 def address_text(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
+
+
+@contextmanager
+def opening(address: Address, verb: str = "bound to") -> Iterator[None]:
+    """Around a core that opens a socket there: what it is refused is a ConfigError."""
+    try:
+        yield
+    except OSError as cause:
+        raise ConfigError(
+            f"{address_text(address)} cannot be {verb} ({cause.strerror}); name another address or port"
+        ) from cause
+    except ValueError as cause:
+        raise ConfigError(str(cause)) from cause

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit import _core
+from tacit.aggregator.addresses import opening
 from tacit.aggregator.spec import Address, PlaneJob
 from tacit.errors import ConfigError
 
@@ -70,15 +71,8 @@ class Client:
     """One UDP socket, one vector at a time; the GIL is free meanwhile, and Ctrl-C comes through."""
 
     def __init__(self, bind: Address = ("0.0.0.0", 0), *, buffer_nbytes: int = _BUFFER_NBYTES) -> None:
-        host, port = bind
-        try:
+        with opening(bind):
             self._core = _core.AggregatorClient(bind, buffer_nbytes)
-        except OSError as cause:
-            raise ConfigError(
-                f"{host}:{port} cannot be bound to ({cause.strerror}); name another address or port"
-            ) from cause
-        except ValueError as cause:
-            raise ConfigError(str(cause)) from cause
         self.port = self._core.address()[1]
         self._held: tuple[Bytes, Bytes] | None = (
             None  # the core reads and writes them until the vector is done

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tacit import _core
+from tacit.aggregator.addresses import opening
 from tacit.aggregator.client.host_stack import Bytes
 from tacit.aggregator.spec import Address, PlaneJob
 from tacit.errors import ConfigError
@@ -57,15 +58,8 @@ class RowSocket:
     """One UDP socket and one thread in C++, which go on acknowledging between exchanges."""
 
     def __init__(self, bind: Address = ("0.0.0.0", 0), *, buffer_nbytes: int = _BUFFER_NBYTES) -> None:
-        host, port = bind
-        try:
+        with opening(bind):
             self._core = _core.RowFlows(bind, buffer_nbytes)
-        except OSError as cause:
-            raise ConfigError(
-                f"{host}:{port} cannot be bound to ({cause.strerror}); name another address or port"
-            ) from cause
-        except ValueError as cause:
-            raise ConfigError(str(cause)) from cause
         self.port = self._core.address()[1]
         self._held: tuple[Sequence[Bytes], Sequence[Bytes]] | None = None  # the core reads and writes them
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tacit import _core
+from tacit.aggregator.addresses import opening
 from tacit.aggregator.planes.stats import JobStats, RankStats
 from tacit.aggregator.spec import Address, PlaneJob
 from tacit.errors import ConfigError
@@ -34,15 +35,8 @@ class UserPlane:
         threads: int = 1,
         buffer_nbytes: int = _BUFFER_NBYTES,
     ) -> None:
-        host, port = listen
-        try:
+        with opening(listen, "listened on"):
             self._core = _core.UdpPlane(listen, slots, threads, buffer_nbytes)
-        except OSError as cause:
-            raise ConfigError(
-                f"{host}:{port} cannot be listened on ({cause.strerror}); name another address or port"
-            ) from cause
-        except ValueError as cause:
-            raise ConfigError(str(cause)) from cause
         self.slots = slots
         self._core.start()
 
