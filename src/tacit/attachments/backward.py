@@ -19,15 +19,10 @@ from tacit.exchange import Exchange, Reduction
 class Backward:
     """Collects the gradients of one pass after another. All methods run in the training thread."""
 
-    def __init__(
-        self,
-        handle: Handle,
-        exchange: Exchange,
-        buckets: list[Bucket],
-        overlap: ForwardOverlap | None = None,
-    ):
-        """`overlap`: takes over what is on its way when a pass is over; nobody waits for it here, and no gradient is overwritten."""
-        self.handle, self.exchange, self.buckets, self.overlap = handle, exchange, buckets, overlap
+    def __init__(self, handle: Handle, exchange: Exchange, buckets: list[Bucket]):
+        self.handle, self.exchange, self.buckets = handle, exchange, buckets
+        self.overlap: ForwardOverlap | None = None
+        """Where set, it takes over what is on its way when a pass is over; nobody waits for it here, and no gradient is overwritten."""
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
         self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)

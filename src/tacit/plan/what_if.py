@@ -122,13 +122,7 @@ def assumed(
 def _formula(name: str, world: int, link_bps: float, latency_s: float) -> Curve:
     stage_s, rate_bps = STAGE_S + latency_s, link_bps * PAYLOAD_SHARE
     p50 = tuple(stages(name, world) * stage_s + 8 * factor(name, world) * size / rate_bps for size in _SIZES)
-    return Curve(
-        _SIZES,
-        p50,
-        tuple((1 - _SPREAD) * s for s in p50),
-        tuple((1 + _SPREAD) * s for s in p50),
-        (0.0,) * len(_SIZES),
-    )
+    return _spread(p50)
 
 
 def stages(name: str, world: int) -> float:
@@ -199,13 +193,7 @@ def _moved(name: str, curve: Curve, old: int, new: int, link_bps: float | None, 
 
 def _line(first_s: float, slope_s: float) -> Curve:
     p50 = tuple(first_s + slope_s * size for size in _SIZES)
-    return Curve(
-        _SIZES,
-        p50,
-        tuple((1 - _SPREAD) * s for s in p50),
-        tuple((1 + _SPREAD) * s for s in p50),
-        (0.0,) * len(_SIZES),
-    )
+    return _spread(p50)
 
 
 def _resized(cost: StrategyCost, old: int, new: int) -> StrategyCost:
@@ -257,3 +245,9 @@ def _carried(request: RequestCost, cost: StrategyCost, world: int) -> tuple[Oper
     if shards:
         return (OperationUse("aggregate", tuple(world * max(each) for each in zip(*shards, strict=True))),)
     return (OperationUse("aggregate", tuple(4 * numel for numel in cost.numels)),)
+
+
+def _spread(p50: tuple[float, ...]) -> Curve:
+    """What a formula gives, as if it had been measured so often that it spreads."""
+    low, high = (tuple(factor * s for s in p50) for factor in (1 - _SPREAD, 1 + _SPREAD))
+    return Curve(_SIZES, p50, low, high, (0.0,) * len(_SIZES))
