@@ -10,13 +10,15 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pyroute2 import IPRoute
 
+from tacit.aggregator.addresses import address_text
+from tacit.aggregator.control.server import ControlServer
 from tacit.aggregator.planes import bpf
 from tacit.aggregator.planes.kernel_plane import KernelPlane
 from tacit.aggregator.spec import NOBODY, Address, Answers, PlaneJob
@@ -255,6 +257,24 @@ class Switch:
     def __exit__(self, *error: object) -> None:
         for fd in (self.network, *self.networks):
             os.close(fd)
+
+
+@contextmanager
+def controlled_plane(
+    switch: Switch, secret: str, *, slots: int, mtu: int = 1500
+) -> Iterator[tuple[KernelPlane, str, list[tuple[str, str]]]]:
+    """A plane under control in the switch, its address, and for each rank a file to enter its namespace by, with its own address there."""
+    with ExitStack() as opened:
+
+        def serve() -> tuple[KernelPlane, Address]:
+            where = (switch.host, 0)
+            plane = opened.enter_context(KernelPlane(where, switch.ports, slots=slots, mtu=mtu))
+            control = opened.enter_context(ControlServer(plane, where, [secret], kind="kernel"))
+            return plane, control.address
+
+        plane, address = switch.inside(serve)
+        files = [f"/proc/{os.getpid()}/fd/{fd}" for fd in switch.networks]
+        yield plane, address_text(address), list(zip(files, switch.hosts, strict=True))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -142,25 +141,10 @@ def lose_rank_one(rank: int, world: int, at: str) -> str:
 def test_the_kernel_plane_adds_the_same_bits(ranks: Any, expected: Any) -> None:
     if reason := kernel_plane_missing():
         pytest.skip(reason)
-    from aggregator.kernel import Switch
+    from aggregator.kernel import Switch, controlled_plane
 
-    from tacit.aggregator.control.server import ControlServer
-    from tacit.aggregator.planes.kernel_plane import KernelPlane
-
-    with Switch(2) as switch, ExitStack() as opened:
-
-        def serve() -> Any:
-            where = (switch.host, 0)
-            plane = opened.enter_context(KernelPlane(where, switch.ports, slots=256, mtu=1500))
-            control = opened.enter_context(ControlServer(plane, where, [SECRET], kind="kernel"))
-            return plane, control.address
-
-        plane, address = switch.inside(serve)
-        places = [
-            (f"/proc/{os.getpid()}/fd/{fd}", host)
-            for fd, host in zip(switch.networks, switch.hosts, strict=True)
-        ]
-        found = ranks.run(2, train_behind_a_switch, f"{address[0]}:{address[1]}", places)
+    with Switch(2) as switch, controlled_plane(switch, SECRET, slots=256) as (plane, address, places):
+        found = ranks.run(2, train_behind_a_switch, address, places)
         assert plane.counts()["completed"] > 10
     for weights, (through, _, _), _ in found:
         assert same(weights, expected)
