@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +36,7 @@ IMPORTED_ONCE = [  # seconds of every rank otherwise; none of them starts a thre
     "tacit.attachments.plain",
     "tacit.schemes",
     "tacit.transports",
+    "frozen",
 ]
 
 
@@ -48,6 +50,10 @@ class Ranks:
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(IMPORTED_ONCE)
+        here = str(Path(__file__).parent)  # where "frozen" is found
+        paths = [here, os.environ.get("PYTHONPATH", "")]
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))):
+            forkserver.ensure_running()
         self._workers: list[tuple[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
