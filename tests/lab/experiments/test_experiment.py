@@ -105,6 +105,7 @@ def test_every_kind_reads_its_order_without_torch_and_again_from_its_table(kind:
         "replay": {"workload": "vgg16"},
         "train": {"task": "digits"},
         "rounds": {"task": "digits", "strategies": ["local(4) / none"]},
+        "accuracy": {"task": "digits", "strategies": ["int8"]},
     }.get(kind, {})
     spec = jobs.KINDS[kind].read(table | {"job": "j"}, "here")
     assert jobs.KINDS[kind].read(spec.as_table(), "here") == spec

@@ -55,6 +55,7 @@ _BUILT_IN = {
     "limits": JobKind("tacit.lab.experiments.jobs.limits:Limits", "tacit.lab.experiments.jobs.limits"),
     "replay": JobKind("tacit.lab.experiments.jobs.specs:Replay", "tacit.lab.experiments.jobs.replay"),
     "train": JobKind("tacit.lab.experiments.jobs.specs:Train", "tacit.lab.experiments.jobs.train"),
+    "accuracy": JobKind("tacit.lab.experiments.jobs.specs:Accuracy", "tacit.lab.experiments.jobs.accuracy"),
     "rounds": JobKind("tacit.lab.experiments.jobs.specs:Rounds", "tacit.lab.experiments.jobs.rounds"),
     "tables": JobKind("tacit.lab.experiments.jobs.tables:SparseTables", "tacit.lab.experiments.jobs.tables"),
 }

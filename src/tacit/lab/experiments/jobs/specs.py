@@ -188,10 +188,8 @@ class Rounds:
             )
         if spec.evaluations < 1:
             raise ConfigError(f"{where}: evaluations = {spec.evaluations}; the curve has 1 point or more")
-        for names, what in ((spec.strategies, "strategy"), (spec.seeds, "seed")):
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise ConfigError(f"{where}: {what} {without_secrets(repr(twice))} is named twice; keep one")
+        _check_once(spec.strategies, "strategy", where)
+        _check_once(spec.seeds, "seed", where)
         return spec
 
     def check_names(self) -> None:
@@ -203,6 +201,56 @@ class Rounds:
 
     def as_table(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """A task of the demo, trained under each of `strategies` with its ranks taking turns in one process: no link, no times.
+
+    Rules other than `every` need ranks of their own: a `train` or a `rounds` job has them.
+    """
+
+    job: str = ""
+    task: str
+    strategies: tuple[str, ...]
+    train_steps: int = 600
+    judge_every: int = 50
+    seeds: tuple[int, ...] = (0,)
+    target: float | None = None
+    bucket_nbytes: int = 1 << 20
+    timed = False
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], where: str = "job") -> Self:
+        """The spec in a table of an experiment file; raises `ConfigError`, one sentence, with the way out."""
+        spec = read_fields(cls, table, where)
+        _check_task(spec.task, where)
+        if not spec.strategies or not spec.seeds:
+            raise ConfigError(f"{where}: name one strategy and one seed or more")
+        if min(spec.train_steps, spec.judge_every, spec.bucket_nbytes) < 1:
+            raise ConfigError(
+                f"{where}: train_steps = {spec.train_steps}, judge_every = {spec.judge_every}, "
+                f"bucket = {spec.bucket_nbytes}; each is 1 or more"
+            )
+        _check_once(spec.strategies, "strategy", where)
+        _check_once(spec.seeds, "seed", where)
+        return spec
+
+    def check_names(self) -> None:
+        """Parses every strategy, which takes torch a second or two to load."""
+        from tacit.strategy import Strategy
+
+        for text in self.strategies:
+            strategy = Strategy.parse(text)
+            if str(strategy.when) != "every":
+                raise ConfigError(
+                    f"{self.job or 'accuracy'}: {strategy.when} lets models part, and ranks that take turns share one; "
+                    f"use a job of kind rounds"
+                )
+
+    def as_table(self) -> dict[str, Any]:
+        """What `read` reads, as JSON."""
+        return {key.removesuffix("_nbytes"): value for key, value in dataclasses.asdict(self).items()}
 
 
 REPLAY_TOLERANCE = 0.05
@@ -243,6 +291,12 @@ def steps_to(
 def _check_task(task: str, where: str) -> None:
     if task not in TASKS:
         raise ConfigError(f"{where}: there is no task {task!r}; choose from {', '.join(TASKS)}")
+
+
+def _check_once(names: Sequence[str | int], what: str, where: str) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where}: {what} {without_secrets(repr(twice))} is named twice; keep one")
 
 
 def free_nbytes() -> int:

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tacit.demo.facts import TASKS
 from tacit.demo.tasks import BUILDERS, Batch, Task, learning_rates
 from tacit.lab.experiments.baselines import Configuration, ConnectedModel, connect
+from tacit.lab.experiments.jobs.accuracy import hand_over_momentum
 from tacit.lab.experiments.jobs.common import (
     Contender,
     Progress,
@@ -65,6 +66,7 @@ def begin(
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer(model)
+    hand_over_momentum(optimizer, configuration.strategy and configuration.strategy.what)
     link = connect(model, optimizer, configuration, bucket_nbytes=bucket_nbytes, seed=seed)
     return LabTraining(configuration, link, optimizer, learning_rates(optimizer, steps))
 

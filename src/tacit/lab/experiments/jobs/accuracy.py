@@ -1,0 +1,154 @@
+"""Accuracy of many strategies with no network: one process trains one strategy, its ranks taking turns, on the lab's batches.
+
+[[job]]
+kind = "accuracy"
+task = "bytes"
+strategies = ["none", "int4", "lowrank(8)"]
+train_steps = 600
+seeds = [0]
+
+What a codec does to gradients does not depend on who carries them, so a training here ends where a `train` job ends, at a quarter of its
+cost. The processes share the trainings out; each is recorded as it ends, so that of a run which is cut the first ones are there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.buckets import Bucket, outer_names, parameter_names, plan
+from tacit.codecs import Dgc
+from tacit.demo.description import described
+from tacit.demo.facts import TASKS
+from tacit.demo.tasks import BUILDERS, Batch, Task, learning_rates
+from tacit.lab.experiments.jobs.common import PROGRESS_S, arguments, joined
+from tacit.lab.experiments.jobs.specs import Accuracy, steps_to
+from tacit.requests import Codec, LocalMemory, declared_nbytes, loop_back
+from tacit.strategy import Strategy
+
+
+class Turns:
+    """One model; every rank's gradients of it, reduced by a codec bucket by bucket."""
+
+    def __init__(self, model: nn.Module, codec: Codec, world: int, bucket_nbytes: int, seed: int) -> None:
+        self.model, self.codec, self.world, self.seed = model, codec, world, seed
+        self.parameters = parameter_names(model)
+        labels = dict.fromkeys(self.parameters, "0")
+        self.buckets = plan(self.parameters, labels, bucket_nbytes, outer_names(model, self.parameters))
+        self.memories = [
+            [LocalMemory(torch.empty(bucket.layout.numel), given=bucket.layout) for _ in range(world)]
+            for bucket in self.buckets
+        ]
+
+    def backward(self, batches: Sequence[Batch], step: int) -> None:
+        """Leaves the mean over ranks, as the codec brings it, in the gradients."""
+        found: list[list[Tensor]] = []
+        for x, y in batches:
+            self.model.zero_grad()
+            F.cross_entropy(self.model(x), y).backward()
+            found.append([self._flat(bucket) for bucket in self.buckets])
+        for index, bucket in enumerate(self.buckets):
+            reduced = loop_back(
+                self.codec,
+                [gradients[index] for gradients in found],
+                memories=self.memories[index],
+                step=step,
+                seed=self.seed + index,
+                layout=bucket.layout,
+            )
+            mean = reduced[0].total / self.world
+            for name, part in bucket.layout.split(mean).items():
+                self.parameters[name].grad = part.clone()
+
+    def _flat(self, bucket: Bucket) -> Tensor:
+        parts = [self.parameters[name].grad for name in bucket.names]
+        return torch.cat([part.reshape(-1) for part in parts if part is not None])
+
+    @property
+    def share(self) -> float:
+        """Bytes that a rank hands over in a step, against float32."""
+        whole = sum(4 * bucket.layout.numel for bucket in self.buckets)
+        return sum(declared_nbytes(self.codec, bucket.layout) for bucket in self.buckets) / whole
+
+
+def hand_over_momentum(optimizer: torch.optim.Optimizer, codec: object) -> None:
+    """Leaves the momentum to a codec that has it; `attach` refuses an optimizer that would apply its own as well."""
+    if isinstance(codec, Dgc) and codec.momentum:
+        for group in optimizer.param_groups:
+            if "momentum" in group:
+                group["momentum"] = 0.0
+
+
+def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int) -> dict[str, Any]:
+    """One training from start to end; what a record of kind `accuracy` has."""
+    facts = TASKS[spec.task]
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    hand_over_momentum(optimizer, strategy.what)
+    schedule = learning_rates(optimizer, spec.train_steps)
+    ranks = Turns(model, strategy.what, world, spec.bucket_nbytes, seed)
+    rngs = [torch.Generator().manual_seed(seed + 1000 * rank) for rank in range(world)]
+    curve, began, shown_s = list[tuple[int, float]](), time.monotonic(), 0.0
+    for step in range(1, spec.train_steps + 1):
+        ranks.backward([task.batch(rng) for rng in rngs], step - 1)
+        optimizer.step()
+        schedule.step()
+        if step % spec.judge_every == 0 or step == spec.train_steps:
+            with torch.no_grad():
+                curve.append((step, task.evaluate(model)))
+        if time.monotonic() - shown_s > PROGRESS_S:
+            shown_s = time.monotonic()
+            phase = f"{strategy}, seed {seed}"
+            _print("progress", job=spec.job, phase=phase, step=step, steps=spec.train_steps)
+    return {
+        "job": spec.job,
+        "workload": spec.task,
+        "configuration": str(strategy),
+        **described(strategy),
+        "seed": seed,
+        "ranks": world,
+        "steps": spec.train_steps,
+        "metric": facts.metric,
+        "higher_is_better": facts.higher_is_better,
+        "curve": curve,
+        "target": spec.target,
+        "steps_to_target": steps_to(curve, spec.target, facts.higher_is_better),
+        "final": curve[-1][1],
+        "bytes_share": ranks.share,
+        "seconds": time.monotonic() - began,
+        "data_sha256": task.data_sha256,
+        "note": "ranks took turns in one process",
+    }
+
+
+def run(spec: Accuracy) -> None:
+    """This process's part of the trainings: every so manieth, the first seed of all strategies first."""
+    task, (rank, world) = BUILDERS[spec.task](), (dist.get_rank(), dist.get_world_size())
+    trainings = [(seed, text) for seed in spec.seeds for text in spec.strategies]
+    for seed, text in trainings[rank::world]:
+        _print("accuracy", **train(spec, task, Strategy.parse(text), seed, world))
+
+
+def _print(kind: str, **fields: Any) -> None:
+    """One JSON line, from any rank: each has trainings of its own."""
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+
+def main() -> None:
+    """Joins the group that the environment describes, and trains what the arguments specify."""
+    table, _ = arguments(__doc__ or "")
+    with joined():
+        run(Accuracy.read(table))
+        dist.barrier()  # a process that ended would end the group of those that still train
+
+
+if __name__ == "__main__":
+    main()
