@@ -2,8 +2,7 @@ import pytest
 
 from tacit.errors import ConfigError
 from tacit.sim.fabric import rate_words
-from tacit.topology import rate_text
-from tacit.units import parse_rate, parse_size, parse_time, size_text, time_text
+from tacit.units import parse_rate, parse_size, parse_time, rate_text, size_text, time_text
 
 VALUES = [value * 10.0**power for power in range(-9, 19) for value in (1, 1.25, 7.77, 9.994, 9.996, 999.4)]
 

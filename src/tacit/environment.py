@@ -75,6 +75,11 @@ def all_ranks_here() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "-")
 
 
+def several_hosts() -> bool:
+    """Whether torchrun has started ranks on other machines too: LOCAL_WORLD_SIZE is set, and is not WORLD_SIZE."""
+    return bool(os.environ.get("LOCAL_WORLD_SIZE")) and not all_ranks_here()
+
+
 def master() -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, with torch's defaults."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))

@@ -387,6 +387,7 @@ class AttachedRecord(TypedRecord, frozen=True, kw_only=True, tag="attached"):
     world: int = 1
     strategy: str = ""
     host: str = ""
+    over: str = ""
     elements: int = 0
 
 

@@ -30,6 +30,7 @@ class Stats:
         self.refused: Counter[str] = Counter()  # of what peers sent, by reason; gossip only
         self.steps = 0
         self.numel = 0
+        self.over = ""  # the network interfaces that carry the exchange, where they are known
         self.chosen = ""  # by `auto`: what, and why
         self.drift = ""  # why the plan no longer holds
         self._step_s: dict[str, float] = {}  # as predicted, and as measured in the last window
@@ -113,8 +114,9 @@ class Stats:
             (name.replace("_", " ").removesuffix(" s"), "", time_text(s)) for name, s in self._step_s.items()
         ]
         width = max(len(row[0]) for row in rows)
+        over = f"over {self.over}" if self.over else ""
         lines = [f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows]
-        return "\n".join([*lines, *filter(None, (self.chosen, self.drift))])
+        return "\n".join([*lines, *filter(None, (over, self.chosen, self.drift))])
 
     def to_tensorboard(self, writer: Any, step: int | None = None, prefix: str = "tacit") -> None:
         """Adds every figure as a scalar to `writer`, a SummaryWriter or a folder to write to."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tacit.errors import ConfigError, did_you_mean
 from tacit.registry import Registry
+from tacit.units import rate_text
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -394,10 +395,3 @@ def _text(builder: str, **options: object) -> str:
         else:
             written.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
     return f"{builder}({', '.join(written)})"
-
-
-def rate_text(rate_bps: float) -> str:
-    """`rate_bps` as parse_rate reads it: 1e10 -> '10Gbit'."""
-    steps = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
-    factor, unit = next((step for step in steps if rate_bps >= step[0]), steps[-1])
-    return f"{rate_bps / factor:.12g}{unit}"

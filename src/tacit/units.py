@@ -51,6 +51,13 @@ def time_text(seconds: float) -> str:
     return _text(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
+def rate_text(rate_bps: float) -> str:
+    """`rate_bps` as parse_rate reads it: 1e10 -> '10Gbit'."""
+    steps = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
+    factor, unit = next((step for step in steps if rate_bps >= step[0]), steps[-1])
+    return f"{rate_bps / factor:.12g}{unit}"
+
+
 def _text(value: float, units: tuple[tuple[str, float], ...]) -> str:
     name, factor = next((u for u in units if abs(value) >= u[1]), units[-1])
     return f"{value / factor:.3g} {name}" if abs(value / factor) < 1000 else f"{value / factor:.0f} {name}"

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import logging
 import os
 import platform
 import warnings
@@ -16,18 +17,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tacit import checkpoints
+from tacit import checkpoints, environment
 from tacit.errors import CheckpointError, ConfigError
 from tacit.memory import MemoryStore
 from tacit.records import Recorder
 from tacit.schemes import Channel
 from tacit.stats import Stats
 from tacit.strategy import Strategy
-from tacit.transports import Wire
+from tacit.transports import Wire, interfaces
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
     from torch.distributed.checkpoint.storage import StorageReader
+
+log = logging.getLogger("tacit")
 
 
 class Attachment(Protocol):
@@ -144,9 +147,27 @@ class Handle:
             rank, world = attachment.wire.rank, attachment.wire.world
             self._group_lane = dist.get_process_group_ranks(attachment.wire.group)[0]
         self.rank, self.world, self.numels = rank, world, attachment.numels
+        if attachment.wire is not None:
+            self._name_interfaces(attachment.wire)
         if self._records is not None:
-            facts = {"strategy": str(self.strategy), "world": world, "host": platform.node()}
+            facts = {
+                "strategy": str(self.strategy),
+                "world": world,
+                "host": platform.node(),
+                "over": self.stats.over,
+            }
             self.record("attached", **facts, elements=sum(self.numels.values()))
+
+    def _name_interfaces(self, wire: Wire) -> None:
+        """In `stats.over` and the log; one rank of a host warns where another interface is probably meant."""
+        backend = str(dist.get_backend(wire.group))
+        self.stats.over = ", ".join(map(str, wire.interfaces))
+        if environment.local_rank() == 0 and wire.interfaces:
+            log.info("exchanges over %s with %s", self.stats.over, backend)
+            alone = not environment.several_hosts()
+            doubt = interfaces.doubt(wire.interfaces, interfaces.on_this_host(), alone=alone, backend=backend)
+            if doubt:
+                log.warning("%s: %s", platform.node(), doubt)
 
     @property
     def attachment(self) -> Attachment | None:
@@ -473,12 +494,15 @@ def _distributed() -> bool:
 
 def open_channel(strategy: Strategy, parent: dist.ProcessGroup | None, timeout: timedelta | None) -> Channel:
     """A wire over a group of tacit's own among the ranks of `parent`, with the strategy's scheme opened over it."""
+    before = interfaces.connections()
     wire = Wire(own_group(parent, timeout))
     try:
-        return Channel.open(wire, strategy.scheme, timeout or timeout_of(parent))
+        channel = Channel.open(wire, strategy.scheme, timeout or timeout_of(parent))
     except BaseException:
         leave_group(wire)
         raise
+    wire.interfaces = interfaces.used_by(interfaces.connections() - before)
+    return channel
 
 
 @contextmanager

@@ -468,7 +468,7 @@ def _drops_table(now: AggregatorStatus) -> Table:
 
 
 def _rate(rate_bps: float) -> str:
-    from tacit.topology import rate_text
+    from tacit.units import rate_text
 
     return rate_text(float(f"{rate_bps:.3g}")) + "/s"
 

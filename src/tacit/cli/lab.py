@@ -262,7 +262,7 @@ def _show_rounds(console: Console, records: Sequence[Record]) -> None:
 
 
 def _rate(record: Record) -> str:
-    from tacit.topology import rate_text
+    from tacit.units import rate_text
 
     return rate_text(record["rate_bps"]) if record.get("rate_bps") else "unshaped"
 

@@ -20,8 +20,8 @@ from tacit.schedules.schedule import Schedule, Stage
 from tacit.sim.costs import Cost, StageCost
 from tacit.sim.fairness import finish
 from tacit.sim.routes import Routes, link_text, route
-from tacit.topology import Floats, Ints, Network, rate_text
-from tacit.units import time_text
+from tacit.topology import Floats, Ints, Network
+from tacit.units import rate_text, time_text
 
 
 @dataclass(frozen=True, slots=True)

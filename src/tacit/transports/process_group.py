@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tacit import recycled
 from tacit.errors import TransportError
+from tacit.transports.interfaces import Interface
 
 _PACED_NBYTES = 64 * 1024  # a longer message fills the link for milliseconds: senders must not collide
 _PROBE_NBYTES = 256 * 1024
@@ -39,6 +40,7 @@ class Wire:
     lost_ranks: Callable[[], Sequence[int]] = (
         tuple  # those known to be gone, where something beside the group knows it
     )
+    interfaces: Sequence[Interface] = ()  # those that carry it, as far as they are known
     rank: int = field(init=False)
     world: int = field(init=False)
     _token: Tensor = field(init=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.cli.sim import common
 from tacit.errors import ConfigError
-from tacit.units import size_text, time_text
+from tacit.units import rate_text, size_text, time_text
 
 if TYPE_CHECKING:
     from tacit.sim import RowsEstimate
@@ -186,7 +186,7 @@ def _facts(found: RowsEstimate) -> list[tuple[str, str]]:
         ),
         (
             "links",
-            f"{_rate_text(job.rate_bps)} a rank, {_rate_text(job.server_rate_bps)} a server, each way; r = {job.ratio:.3g}",
+            f"{rate_text(job.rate_bps)} a rank, {rate_text(job.server_rate_bps)} a server, each way; r = {job.ratio:.3g}",
         ),
         (
             "a step",
@@ -209,13 +209,6 @@ def _row(time: RowsTime, ddp: RowsTime) -> list[str]:
         time.limit,
         *(size_text(n) if n else "-" for n in sizes),
     ]
-
-
-def _rate_text(bps: float) -> str:
-    factor, unit = next(
-        ((f, u) for f, u in ((1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit")) if bps >= f), (1.0, "bit")
-    )
-    return f"{bps / factor:g}{unit}"
 
 
 def _switch_text(need: SwitchNeed, width: int) -> str:

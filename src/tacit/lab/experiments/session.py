@@ -21,7 +21,7 @@ from tacit.lab.network.calibration import calibrate
 from tacit.lab.network.lab import Counters, Lab, up
 from tacit.lab.network.theory import path_mtu
 from tacit.records import Record, Recorder, host_facts
-from tacit.topology import rate_text
+from tacit.units import rate_text
 
 OnRecord = Callable[[Record], None]
 

@@ -193,7 +193,8 @@ def crossed(built: NetworkPlan, src: str, dst: str) -> list[Cable]:
 
 def at_rate(network: Network, rate_bps: float) -> Network:
     """The same network with every link at one rate."""
-    from tacit.topology import check_positive, rate_text
+    from tacit.topology import check_positive
+    from tacit.units import rate_text
 
     check_positive("rate", rate_bps)
     name = f"{network.name} at {rate_text(rate_bps)}"
