@@ -28,7 +28,7 @@ TORCHLESS = (
 )
 # Every room of the tree, top down: each imports rooms below it and never one above, lazily or not.
 WAY = (
-    "cli",
+    "cli", "doctor",
     "lab", "demo", "report",
     "attachments", "plan", "sim", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
     "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",

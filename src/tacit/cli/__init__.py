@@ -28,6 +28,7 @@ VERBS = {
     "aggregate": "tacit.cli.aggregate",
     "store": "tacit.cli.store",
     "serve-rows": "tacit.cli.serve_rows",
+    "doctor": "tacit.cli.doctor",
 }
 BROKEN_PIPE = 141  # as a shell counts SIGPIPE
 
