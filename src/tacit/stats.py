@@ -118,17 +118,23 @@ class Stats:
         lines = [f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows]
         return "\n".join([*lines, *filter(None, (over, self.chosen, self.drift))])
 
+    def scalars(self, prefix: str = "tacit") -> dict[str, float]:
+        """Every figure under a name of its own, such as `tacit/sent_by_request/Sum`: what dashboards take."""
+        found: dict[str, float] = {}
+        for key, value in self.as_dict().items():
+            for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+                found["/".join(filter(None, (prefix, key, name)))] = number
+        return found
+
     def to_tensorboard(self, writer: Any, step: int | None = None, prefix: str = "tacit") -> None:
         """Adds every figure as a scalar to `writer`, a SummaryWriter or a folder to write to."""
-        d = self.as_dict()
         if isinstance(writer, str):
             with _summary_writer(writer) as opened:
                 self.to_tensorboard(opened, step, prefix)
             return
-        at = d["steps"] if step is None else step
-        for key, value in d.items():
-            for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-                writer.add_scalar("/".join(filter(None, (prefix, key, name))), number, at)
+        at = self.steps if step is None else step
+        for name, number in self.scalars(prefix).items():
+            writer.add_scalar(name, number, at)
 
 
 def _summary_writer(folder: str) -> Any:

@@ -165,3 +165,38 @@ def test_close_gives_the_model_back_as_it_was(ranks, kind):
         assert all(torch.equal(got, grad) for got, grad in zip(grads, expected, strict=True))
     alike = all(torch.equal(a, b) for a, b in zip(closed[0][0], closed[1][0], strict=True))
     assert alike == (kind in ("ddp", "fsdp2"))
+
+
+def _stepped(handle, steps):
+    for _ in range(steps):
+        handle.stepped(7)
+
+
+def test_figures_are_logged_in_every_nth_step():
+    logged = []
+    with tacit.attach(deep()) as handle:
+        handle.log_to(lambda scalars, step: logged.append((step, scalars["tacit/steps"])), every=3)
+        _stepped(handle, 7)
+    assert logged == [(3, 3), (6, 6)]
+
+
+def test_a_dashboard_that_fails_costs_a_warning_and_not_the_training():
+    def log(scalars, step):
+        raise ConnectionError("the service\nis away")
+
+    with tacit.attach(deep()) as handle:
+        handle.log_to(log, every=1)
+        with pytest.warns(
+            UserWarning, match=r"step 1: figures could not be logged \(the service is away\)"
+        ) as heard:
+            _stepped(handle, 3)
+    assert len(heard) == 1 and handle.step == 3
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, "often"])
+def test_steps_between_two_logs_are_a_positive_whole_number(every):
+    with (
+        tacit.attach(deep()) as handle,
+        pytest.raises(ConfigError, match="steps between two logs, 1 or more"),
+    ):
+        handle.log_to(print, every=every)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tacit import checkpoints, environment
-from tacit.errors import CheckpointError, ConfigError
+from tacit.errors import CheckpointError, ConfigError, one_line
 from tacit.memory import MemoryStore
 from tacit.records import Recorder
 from tacit.schemes import Channel
@@ -132,6 +132,9 @@ class Handle:
         self._parts = False
         self._records = _recorder(records) if records is not None else None
         self._records_failed = False
+        self._log: Callable[..., Any] = lambda scalars, step: None
+        self._log_every = 0
+        self._log_failed = False
 
     def fasten(self, attachment: Attachment, rank: int = 0, world: int = 1) -> None:
         """Called once by the attachment, when all ranks have agreed.
@@ -184,6 +187,8 @@ class Handle:
         self.stats.stepped(numel)
         if self._records is not None:
             self.record("step", step=self.step, strategy=str(self.strategy), **self.stats.as_dict())
+        if self._log_every and self.step % self._log_every == 0:
+            self._log_scalars()
 
     def step_ended(self) -> None:
         """Called by the attachment when a step's gradients are means and nothing of it is left in the exchange."""
@@ -221,6 +226,42 @@ class Handle:
                 self._records_failed = True
                 warnings.warn(
                     f"records={records.path}: {cause.strerror}; records are lost until it can be written again, and training goes on",
+                    stacklevel=2,
+                )
+
+    def log_to(self, log: Callable[..., Any], every: int = 50) -> None:
+        """Has the figures of `stats` logged while the training runs: by `wandb.log`, `mlflow.log_metrics`, or a Lightning logger's
+        `log_metrics`, which all take a dict and a step. If it fails, that costs its figures, with one warning, and not the training.
+
+        Args:
+            log: Called as `log({"tacit/sent_nbytes": 1.0, ...}, step=100)`, in the thread that ends a step. Call `log_to` on the ranks that log.
+            every: Steps, or rounds of rules that merge models, between two calls.
+
+        Raises:
+            ConfigError: `every` is no positive whole number.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.log_to(lambda scalars, step: print(step, scalars["tacit/steps"]), every=2)
+            ...     handle.stepped(3), handle.stepped(3)
+            2 2
+            (None, None)
+        """
+        if not isinstance(every, int) or every < 1:
+            raise ConfigError(f"every={every!r}: steps between two logs, 1 or more")
+        self._log, self._log_every = log, every
+
+    def _log_scalars(self) -> None:
+        try:
+            self._log(self.stats.scalars(), step=self.step)
+        except (
+            Exception
+        ) as cause:  # whatever a dashboard raises: a service that is away must not end a training
+            if not self._log_failed:
+                self._log_failed = True
+                warnings.warn(
+                    f"step {self.step}: figures could not be logged ({one_line(str(cause), 200)}); training goes on, and later failures are not reported",
                     stacklevel=2,
                 )
 
