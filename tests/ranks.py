@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import importlib.util
 import io
-import multiprocessing as mp
 import os
 import runpy
 import signal
@@ -20,24 +19,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from forked import server
+
 TIMEOUT_S = 120
-IMPORTED_ONCE = [  # seconds of every rank otherwise; none of them starts a thread of torch
-    "pytest",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "tacit.attachments.ddp",
-    "tacit.attachments.fsdp",
-    "tacit.attachments.merging",
-    "tacit.attachments.plain",
-    "tacit.schemes",
-    "tacit.transports",
-    "frozen",
-]
 
 
 class RankError(AssertionError):
@@ -48,12 +36,7 @@ class Ranks:
     """Runs functions on ranks that live for one run: nothing a test leaves behind (threads, groups, caches) meets the next."""
 
     def __init__(self) -> None:
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(IMPORTED_ONCE)
-        here = str(Path(__file__).parent)  # where "frozen" is found
-        paths = [here, os.environ.get("PYTHONPATH", "")]
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))):
-            forkserver.ensure_running()
+        self._context = server()
         self._workers: list[tuple[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from ranks import printed
 
 from tacit.gossip.store import StoreServer
@@ -54,10 +55,9 @@ def test_the_example_that_gossips_ends_with_one_model_on_all_ranks(monkeypatch):
     store = StoreServer(("127.0.0.1", 0), "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(EXAMPLES / "gossip.py")],
+        Forked(
+            [str(EXAMPLES / "gossip.py")],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "TACIT_STORE": f"127.0.0.1:{store.address[1]}"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(3)
     ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from forked import Forked
 from toys import deep, flat, loss_of, own_state, train
 
 import tacit
@@ -546,15 +545,12 @@ class Worker:
             "TACIT_STORE": f"127.0.0.1:{port}", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         here = str(Path(__file__).parents[1])
-        words = [sys.executable, "-c", script, here, f"{folder}/stop", f"{folder}/{rank}-{life}.jsonl"]
-        self.process = subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        words = ["-c", script, here, f"{folder}/stop", f"{folder}/{rank}-{life}.jsonl"]
+        self.process = Forked(words, env)
         self.rank = rank
 
     def line(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline()
+        return str(self.process.stdout.readline())
 
     def end(self) -> str:
         out, err = self.process.communicate(timeout=150)

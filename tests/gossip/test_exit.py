@@ -1,11 +1,10 @@
 """Scripts that end without close(), with threads in the middle of something and forked workers beside them: they end, with 0."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from tacit.launch import reserved_port
 
@@ -43,13 +42,12 @@ def test_processes_that_do_not_close_end_with_zero(world, workers):
     here = str(Path(__file__).parents[1])
     with reserved_port() as port:
         processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, here, str(workers)],
+            Forked(
+                ["-c", _SCRIPT, here, str(workers)],
                 env=os.environ | {
                     "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                     "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                 },
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )
             for rank in range(world)
         ]  # fmt: skip
