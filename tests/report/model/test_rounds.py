@@ -224,7 +224,7 @@ def test_the_page_opens_draws_sorts_and_fits_a_phone(report: Report, tmp_path: P
     (tmp_path / "probe.html").write_text(page + PROBE.replace("cells[2]", "cells[3]"))
     found, log = _open(tmp_path / "probe.html", tmp_path / "profile")
     assert "CONSOLE" not in log, log
-    assert found["drawn"] == len(report.figures) and found["width"] <= PHONE
+    assert found["drawn"] == len(report.figures) and found["width"] <= PHONE and found["beside"] == []
     (up, rising), (down, falling) = found["sorted"]
     assert (up, down) == ("ascending", "descending") and rising == sorted(rising) == falling[::-1]
     assert rising[-1] == pytest.approx(NBYTES) and rising[0] == pytest.approx(fmean([NBYTES * SHARE[HUSH]]))

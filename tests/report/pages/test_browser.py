@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.lab_sample import BF16, CNN, FP32, HUSH, MBIT, write_run
+from report.lab_sample import BF16, CNN, FP32, HUSH, MBIT, POWER, VGG, write_run
 
 from tacit.report.model.runs import load
 from tacit.report.pages.page import Report, compose
@@ -29,7 +29,7 @@ FLAGS = [
     "--enable-logging=stderr",
     "--dump-dom",
 ]
-PHONE = 390  # px
+PHONE = 360  # px
 
 # Looks at the page inside a frame of a phone's width, sorts its first table twice by keyboard's own event, and writes
 # what it found where --dump-dom shows it.
@@ -46,7 +46,9 @@ addEventListener("load", () => {
     sorted.push([head.getAttribute("aria-sort"), column()]);
   }
   const drawn = [...page.querySelectorAll("figure svg")].filter(svg => svg.getBoundingClientRect().height > 50).length;
-  const found = {width: root.scrollWidth, drawn, sorted, buttons: table.tHead.querySelectorAll("button").length,
+  const right = element => element.getBoundingClientRect().right;
+  const beside = [...page.querySelectorAll(".card *")].filter(e => right(e) > right(e.closest(".card")) - 8);
+  const found = {width: root.scrollWidth, beside: beside.map(e => e.textContent), drawn, sorted, buttons: table.tHead.querySelectorAll("button").length,
     heads: table.tHead.rows[0].cells.length, scripts: page.scripts.length};
   document.querySelector("#found").textContent = JSON.stringify(found);
 });
@@ -57,7 +59,8 @@ addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("browser") / "records.jsonl"
-    write_run(path, rates=(100 * MBIT, 200 * MBIT), workloads=(CNN,), configurations=(FP32, BF16, HUSH))
+    trained = (FP32, BF16, POWER, HUSH)  # PowerSGD wins on VGG: a card with three ratios
+    write_run(path, rates=(100 * MBIT, 200 * MBIT), workloads=(CNN, VGG), configurations=trained)
     return compose(load([path]))
 
 
@@ -71,8 +74,8 @@ def test_the_page_opens_without_errors_draws_sorts_and_fits_a_phone(report: Repo
     )
     found, log = _open(tmp_path / "probe.html", tmp_path / "profile")
     assert "CONSOLE" not in log, log
-    assert found["drawn"] == len(report.figures) == 8
-    assert found["width"] <= PHONE
+    assert found["drawn"] == len(report.figures) == 13
+    assert found["width"] <= PHONE and found["beside"] == []
     assert found["buttons"] == found["heads"] and found["scripts"] == 1
     (up, rising), (down, falling) = found["sorted"]
     assert (up, down) == ("ascending", "descending")

@@ -75,6 +75,18 @@ def test_tables_hold_medians_spreads_and_counts(built: Page) -> None:
     assert built.cells[built.cells.index(POWER) + 5] == "reached by 0 of 3 seeds"
 
 
+def test_a_card_says_how_sure_a_ratio_is() -> None:
+    def page(spread: float) -> str:
+        of = [timed(name, step_s, step_p10_s=step_s - spread, step_p90_s=step_s + spread, fp32=name == FP32)
+              for name, step_s in ((FP32, 1.0), (HUSH, 0.4))]  # fmt: skip
+        return compose([run_of(*of)]).html
+
+    near = page(0.1)
+    assert '<strong>2.50×</strong><span>against fp32 DDP</span><span class="between">1.80 to 3.67×<' in near
+    assert '<span class="between">0.87 to 27.0×: the spreads overlap<' in page(0.35)
+    assert "between" not in re.sub(r"<style.*?</style>", "", page(0.0), flags=re.DOTALL)
+
+
 def test_replayed_scaled_and_the_command_are_said(built: Page) -> None:
     assert "replayed</span>" in built.html and "scaled to 1/10</span>" in built.html
     assert "tacit lab run experiments/thc.toml" in built.html and "<dt>network</dt>" in built.html

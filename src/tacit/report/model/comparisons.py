@@ -149,6 +149,13 @@ class Comparison:
         own, other = self.time_s(standing), rival and self.time_s(rival)
         return other / own if own and other else None
 
+    def ratio_range(self, standing: Standing, rival: Standing | None) -> tuple[float, float] | None:
+        """The least and the most that `ratio` can be where both lie in their ranges; None where one of them has no time."""
+        if rival is None or self.ratio(standing, rival) is None:
+            return None
+        (fastest, slowest), (least, most) = self.range_s(standing), self.range_s(rival)
+        return least / slowest, most / fastest
+
     def step_ratio(self, standing: Standing, rival: Standing | None) -> float | None:
         return rival.timing.step_p50_s / standing.timing.step_p50_s if rival else None
 

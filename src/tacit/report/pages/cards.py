@@ -9,7 +9,7 @@ from tacit.report.model import comparisons as ct
 from tacit.report.model.comparisons import Comparison, Standing
 from tacit.report.model.verdicts import ComparisonResult, finding
 from tacit.report.pages import html
-from tacit.report.pages.html import Lane
+from tacit.report.pages.html import BigFigure, Lane
 from tacit.report.text import counted, duration_text, metric_text, times_text
 
 WHY = {
@@ -19,6 +19,9 @@ WHY = {
     "scaled": "compute is kept, and so is payload over rate, since both were scaled down together; the codec's own CPU time "
     "shrinks with the parameters, so ratios flatter codecs whose encode and decode matter",
 }
+
+
+STEP = "median step; small: p10 to p90"
 
 
 def cards(found: Sequence[Comparison], several: bool) -> str:
@@ -39,7 +42,7 @@ def _card(found: ComparisonResult, ink: dict[str, str], several: bool) -> str:
         missed = "no configuration reached the target with every seed"
         return html.card(title, marks, missed if comparison.trusted else "nothing is claimed here")
     big = [
-        (times_text(ratio), f"against {whom}")
+        BigFigure(times_text(ratio), f"against {whom}", _between(comparison, winner, rival))
         for whom, rival in _rivals(found)
         if rival.name != winner.name and (ratio := comparison.ratio(winner, rival))
     ]
@@ -48,6 +51,15 @@ def _card(found: ComparisonResult, ink: dict[str, str], several: bool) -> str:
     longest = max(comparison.time_s(s) or 0 for s in unique)
     lanes = [_lane(comparison, standing, longest, ink[standing.name]) for standing in unique]
     return html.card(title, marks, winner.name, figures=big, lanes=lanes, under=_ranked_by(comparison))
+
+
+def _between(comparison: Comparison, winner: Standing, rival: Standing) -> str:
+    """How sure a ratio is: its least and its most, or that the two cannot be told apart."""
+    spread = comparison.ratio_range(winner, rival)
+    if spread is None or spread[0] == spread[1]:
+        return ""
+    told = f"{times_text(spread[0])[:-1]} to {times_text(spread[1])}"
+    return told if comparison.apart(winner, rival) else f"{told}: the spreads overlap"
 
 
 def _rivals(found: ComparisonResult) -> Iterator[tuple[str, Standing]]:
@@ -69,14 +81,14 @@ def _lane(comparison: Comparison, standing: Standing, longest: float, colour: st
 def _ranked_by(comparison: Comparison) -> str:
     trained = comparison.trained
     if trained is None:
-        return "median step; accuracy was not measured"
+        return f"{STEP}; accuracy was not measured"
     if trained.target is None:
-        return "median step; no target was set for accuracy"
+        return f"{STEP}; no target was set for accuracy"
     seeds = sorted({len(s.seeds) for s in comparison.standings if s.seeds})
     count = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    return (
-        f"time to {metric_text(trained.target, trained.higher_is_better)} {trained.metric}, median of {count}"
-    )
+    small = "; small: their range" if seeds[-1] > 1 else ""
+    target = metric_text(trained.target, trained.higher_is_better)
+    return f"time to {target} {trained.metric}, median of {count}{small}"
 
 
 def badges(comparison: Comparison) -> str:

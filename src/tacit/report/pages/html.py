@@ -39,6 +39,15 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class BigFigure:
+    """A large figure of a card, what it is, and between what it lies."""
+
+    text: str
+    what: str
+    between: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TableCell:
     """A table's cell: HTML to show, and the number it is sorted by, if it is one."""
 
@@ -91,11 +100,11 @@ def card(
     badges: str,
     winner: str,
     *,
-    figures: Sequence[tuple[str, str]] = (),
+    figures: Sequence[BigFigure] = (),
     lanes: Sequence[Lane] = (),
     under: str = "",
 ) -> str:
-    """A card: a title with its badges (HTML), who won, large figures with what each is, bars, and a line below them."""
+    """A card: a title with its badges (HTML), who won, large figures, bars, and a line below them."""
     return render(
         "card.html", title=title, badges=badges, winner=winner, figures=figures, lanes=lanes, under=under
     )

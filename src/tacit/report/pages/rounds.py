@@ -26,7 +26,7 @@ from tacit.report.model.tables import TableRow
 from tacit.report.pages import html
 from tacit.report.pages.cards import WHY
 from tacit.report.pages.figure_set import FigureSet
-from tacit.report.pages.html import Lane, Section, TableCell, figure_cell
+from tacit.report.pages.html import BigFigure, Lane, Section, TableCell, figure_cell
 from tacit.report.text import (
     NOTHING,
     apart_text,
@@ -55,11 +55,20 @@ def _card(trial: Trial, ink: dict[str, str], several: bool) -> str:
         why = "no strategy learned as well as the baseline" if base else "no baseline was trained"
         return html.card(title, _badges(trial), why, lanes=lanes, under="bars: bytes")
     shares = [("bytes", best.bytes_share), ("time", best.time_ratio if trial.first.shaped else None)]
-    figures = [(more_text(s.mean - 1), f"{what} against the baseline") for what, s in shares if s]
+    figures = [
+        BigFigure(more_text(s.mean - 1), f"{what} against the baseline", _between(s))
+        for what, s in shares
+        if s
+    ]
     difference = best.difference
     metric = apart_text(difference.mean, trial.first.higher_is_better) if difference else NOTHING
     under = f"bars: bytes; {trial.first.metric} {metric}, mean of {counted(len(best.pairs), 'seed')}"
     return html.card(title, _badges(trial), best.name, figures=figures, lanes=lanes, under=under)
+
+
+def _between(share: Over) -> str:
+    """What the seeds lie between."""
+    return f"{more_text(share.least - 1)[:-2]} to {more_text(share.most - 1)}" if share.n > 1 else ""
 
 
 def _lane(strategy: StrategyTrainings, colour: str) -> Lane:
