@@ -11,6 +11,7 @@ WORKERS ?= 3
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
+export PYTHONDONTWRITEBYTECODE =  # where it is set: thousands of processes would compile the same files again
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -18,7 +19,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-plan bench-auto bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
+.PHONY: help demo test test-fast test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-plan bench-auto bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -27,8 +28,11 @@ help:  ## list the targets
 demo: $(READY)  ## train a small model with several strategies, and compare them
 	@$(BIN)/tacit demo $(ARGS)
 
-test: $(READY)  ## run the tests
+test: $(READY)  ## run the tests, and show how long each room took
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-fast: $(READY)  ## run the tests that start no processes (under a minute)
+	@$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-failed: $(READY)  ## run what failed the last time once more, one test after another
 	@$(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS)
