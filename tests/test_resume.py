@@ -61,7 +61,7 @@ def _resumed(rank, world, wrap, path, old_world):
 
 @pytest.mark.parametrize("wrap", ["ddp", "plain"])
 def test_a_killed_run_resumes_to_the_bits_of_an_unbroken_one(ranks, tmp_path, wrap):
-    whole = ranks.run(4, _unbroken, wrap)
+    whole = ranks.known(4, _unbroken, wrap)
     ranks.start(4, _killed, wrap, str(tmp_path))
     assert ranks.results(4) == [("died", -signal.SIGKILL)] * 4
     resumed = ranks.run(4, _resumed, wrap, str(tmp_path), 4)
@@ -177,7 +177,7 @@ def _loaded(rank, world, path, reshard, trained):
 
 @pytest.mark.parametrize("how", ["save", "async", "async, staged by the writer"])
 def test_dcp_keeps_every_ranks_memory_and_resumes_to_the_same_bits(ranks, tmp_path, how):
-    whole = ranks.run(4, _unbroken, "ddp")
+    whole = ranks.known(4, _unbroken, "ddp")
     saved = ranks.run(4, _saved, str(tmp_path), how)
     for reshard, trained in ((False, 0), (False, 2), (True, 0)):
         for (bits, _), kept, (loaded, step, got) in zip(
@@ -188,10 +188,17 @@ def test_dcp_keeps_every_ranks_memory_and_resumes_to_the_same_bits(ranks, tmp_pa
             assert torch.equal(got, bits)
 
 
+@pytest.fixture(scope="module")
+def of_four(ranks, tmp_path_factory):
+    """A checkpoint of four ranks, and what each of them remembered."""
+    path = str(tmp_path_factory.mktemp("four"))
+    return path, ranks.run(4, _saved, path, "save")
+
+
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_dcp_loads_in_another_world_with_the_mean_of_the_memories(ranks, tmp_path, world):
-    saved = ranks.run(4, _saved, str(tmp_path), "save")
-    found = ranks.run(world, _loaded, str(tmp_path), True, 0)
+def test_dcp_loads_in_another_world_with_the_mean_of_the_memories(ranks, of_four, world):
+    path, saved = of_four
+    found = ranks.run(world, _loaded, path, True, 0)
     for kept, step, model in found:
         assert step == STEPS and torch.equal(model, found[0][2])
         for name in saved[0]:
@@ -208,10 +215,10 @@ def _loaded_as_it_is(rank, world, path):
     return str(refused.value), own_state(handle) == before
 
 
-def test_a_handle_that_dcp_loads_as_it_is_refuses_another_world(ranks, tmp_path):
-    ranks.run(4, _saved, str(tmp_path), "save")
-    for rank, (said, unchanged) in enumerate(ranks.run(3, _loaded_as_it_is, str(tmp_path))):
+def test_a_handle_that_dcp_loads_as_it_is_refuses_another_world(ranks, of_four):
+    path, _ = of_four
+    for rank, (said, unchanged) in enumerate(ranks.run(3, _loaded_as_it_is, path)):
         assert unchanged and f"rank {rank} of 3 cannot resume from ranks [{rank}] of 4" in said
         assert "handle.resharded(checkpoint)" in said
-    for said, unchanged in ranks.run(5, _loaded_as_it_is, str(tmp_path)):  # by DCP itself
+    for said, unchanged in ranks.run(5, _loaded_as_it_is, path):  # by DCP itself
         assert unchanged and "Missing key in checkpoint state_dict: tacit.tacit_rank4" in said

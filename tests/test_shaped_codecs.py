@@ -62,7 +62,7 @@ def test_several_buckets_under_ddp_train_to_the_same_bits_and_resume_to_them(ran
     whole = ranks.run(4, _trained, "ddp", text, 0, 2 * STEPS, None)
     assert all(torch.equal(whole[0][0], other[0]) for other in whole)
     assert whole[0][4] >= 5  # buckets
-    first = ranks.run(4, _trained, "ddp", text, 0, STEPS, None)
+    first = ranks.known(4, _trained, "ddp", text, 0, STEPS, None)
     second = ranks.run(4, _trained, "ddp", text, STEPS, 2 * STEPS, [state for _, state, *_ in first])
     for (bits, state, *_), (got, other, *_) in zip(whole, second, strict=True):
         assert torch.equal(got, bits)
@@ -163,7 +163,7 @@ def _under_fsdp(rank, world, text, steps, states):
 
 @pytest.mark.parametrize(("text", "world"), [(TEXTS[1], 2), (TEXTS[2], 3), (TEXTS[2], 5)])
 def test_another_world_goes_on_from_the_factors_of_the_first_rank(ranks, world, text):
-    saved = [state for _, state, *_ in ranks.run(4, _trained, "ddp", text, 0, STEPS, None)]
+    saved = [state for _, state, *_ in ranks.known(4, _trained, "ddp", text, 0, STEPS, None)]
     found = ranks.run(world, _trained, "ddp", text, STEPS, 2 * STEPS, saved)
     first = saved[0]["tacit"]["memory"]
     for bits, _, loaded, *_ in found:
@@ -201,7 +201,7 @@ def _in_a_script(rank, world, wrap, dtype, text):
     ("wrap", "dtype"), [("ddp", torch.float32), ("plain", torch.float32), ("ddp", torch.bfloat16)]
 )
 def test_low_rank_trains_as_plain_ddp_does_in_scripts_that_accumulate_and_clip(ranks, wrap, dtype):
-    plain = ranks.run(4, _in_a_script, "ddp", dtype, None)
+    plain = ranks.known(4, _in_a_script, "ddp", dtype, None)
     found = ranks.run(4, _in_a_script, wrap, dtype, "lowrank(4)")
     assert all(torch.equal(bits, found[0][1]) for _, bits in found)
     assert abs(found[0][0] - plain[0][0]) <= 0.02 * plain[0][0]

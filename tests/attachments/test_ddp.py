@@ -36,7 +36,7 @@ def _grads_after_one_backward(rank, world, text, steps=1):
 @pytest.mark.parametrize("text", EXACT)
 def test_without_a_codec_gradients_equal_plain_ddp_before_and_after_the_bucket_rebuild(ranks, text):
     for steps in (1, 3):  # DDP rebuilds its buckets after the first step
-        plain = ranks.run(4, _grads_after_one_backward, None, steps)
+        plain = ranks.known(4, _grads_after_one_backward, None, steps)
         tacit_ = ranks.run(4, _grads_after_one_backward, text, steps)
         for (expected, _, _), (got, buckets, _) in zip(plain, tacit_, strict=True):
             assert buckets >= 5
@@ -46,7 +46,7 @@ def test_without_a_codec_gradients_equal_plain_ddp_before_and_after_the_bucket_r
 
 @pytest.mark.parametrize("text", CODED)
 def test_with_a_codec_all_ranks_hold_the_same_bits_near_the_true_mean(ranks, text):
-    plain = ranks.run(4, _grads_after_one_backward, None, 2)
+    plain = ranks.known(4, _grads_after_one_backward, None, 2)
     coded = ranks.run(4, _grads_after_one_backward, text, 2)
     limit = 0.4 if "int4" in text else 0.05
     expected = torch.cat([g.flatten() for g in plain[0][0].values()])
@@ -121,7 +121,7 @@ def _unused(rank, world, text, wrap):
 
 @pytest.mark.parametrize("wrap", ["ddp", "plain"])
 def test_unused_parameters_behave_as_in_plain_ddp(ranks, wrap):
-    plain, coded = ranks.run(2, _unused, None, "ddp"), ranks.run(2, _unused, "none / sharded", wrap)
+    plain, coded = ranks.known(2, _unused, None, "ddp"), ranks.run(2, _unused, "none / sharded", wrap)
     for expected, got in zip(plain, coded, strict=True):
         assert got["never.weight"] is None and expected["never.weight"] is None
         for name in ("a.weight", "b.weight", "head.weight"):
@@ -155,7 +155,7 @@ def _mixed(rank, world, text, wrap):
 @pytest.mark.parametrize("wrap", ["ddp", "plain"])
 @pytest.mark.parametrize("text", ["none / allreduce", "none / sharded", "int8", "ef(int8)"])
 def test_mixed_dtypes_and_empty_and_single_elements_travel(ranks, wrap, text):
-    plain, coded = ranks.run(3, _mixed, None, "ddp"), ranks.run(3, _mixed, text, wrap)
+    plain, coded = ranks.known(3, _mixed, None, "ddp"), ranks.run(3, _mixed, text, wrap)
     for (expected, kinds, _), (got, dtypes, sent) in zip(plain, coded, strict=True):
         assert set(dtypes.values()) == set(kinds.values()) == {"torch.bfloat16", "torch.float32"}
         assert sent > 0 and got["empty"].numel() == 0
@@ -174,7 +174,7 @@ def _clipped(rank, world, wrap):
 
 @pytest.mark.parametrize("wrap", ["ddp", "plain"])
 def test_clipping_sees_the_mean_gradient(ranks, wrap):
-    plain, coded = ranks.run(2, _clipped, "ddp without tacit"), ranks.run(2, _clipped, wrap)
+    plain, coded = ranks.known(2, _clipped, "ddp without tacit"), ranks.run(2, _clipped, wrap)
     assert coded[0][0] == coded[1][0] == pytest.approx(plain[0][0], rel=1e-5)
     torch.testing.assert_close(coded[0][1]["8.weight"], plain[0][1]["8.weight"], rtol=1e-4, atol=1e-8)
 
