@@ -6,8 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # More arguments for the command behind `make demo` or `make test`.
 ARGS ?=
-# Files of tests at the same time: one more than cores, because many tests wait.
-WORKERS ?= 3
+# Files of tests at the same time: for two cores four, because many tests wait.
+WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1

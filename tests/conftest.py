@@ -17,13 +17,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files of half a minute and more, the longest first: two workers that take a file at a time then end together.
+# Files of half a minute and more, the longest first: workers that take a file at a time then end together.
 LONGEST = (
-    "schemes/test_star_survives.py", "attachments/test_handle.py", "attachments/test_gossiping.py", "test_resume.py",
-    "schemes/test_star.py", "test_shaped_codecs.py", "cli/test_values.py", "cli/test_demo.py", "testing/test_conformance.py", "test_sparse.py", "gossip/test_unequal.py",
-    "attachments/test_ddp.py", "gossip/test_exit.py", "codecs/test_hush.py", "attachments/test_merging.py", "test_examples.py",
+    "schemes/test_star_survives.py", "cli/test_demo.py", "attachments/test_gossiping.py", "test_shaped_codecs.py",
+    "schemes/test_star.py", "test_resume.py", "cli/test_values.py", "testing/test_conformance.py", "test_sparse.py",
+    "gossip/test_unequal.py", "attachments/test_ddp.py", "gossip/test_exit.py", "codecs/test_hush.py", "attachments/test_merging.py", "test_examples.py",
     "attachments/test_fsdp.py", "attachments/test_guard.py", "hostile/test_gossip.py", "sim/studies/test_search.py",
-    "hostile/test_star.py", "lab/network/test_lab.py", "schemes/test_scheduled.py",
+    "hostile/test_star.py", "lab/network/test_lab.py", "schemes/test_scheduled.py", "attachments/test_handle.py",
 )  # fmt: skip
 
 # Shorter ones, whose commands, launchers and networks are real too, or which build C++.
