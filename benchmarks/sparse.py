@@ -45,11 +45,15 @@ ON_RANKS = (
     "zipf(s=0.7)",
     "zipf(s=1.05)",
 )  # where hot rows beside a shard on every rank are tried, with 4 ranks
+COMPARED = ("ddp", "star", "shards", "shards+hot", "servers", "servers+hot")
 LOOKUPS = 4096 * 26
 HOT_EVERY = 30  # steps before hot rows are agreed on: an owner's counts then have most of what they keep
 FAST_BPS = 10e9  # meanwhile
 BURST = 3  # steps at a time, as in sparse_node.py
 SLOTS = 16  # of 9 kB, of each job at the aggregator: more would overflow the queue of a link
+HOT_SLOTS = (
+    6  # of sums of hot rows, which share a rank's link with cold ones: what stands in its queue delays these
+)
 LEAST = {  # what issue 23 asks for: (setting, law, width, configuration) -> ratio against its base
     **{("4x1", law, 16, "thc / star"): 3.2 for law in ("zipf(s=1.05)",)},
     **{("8x2", law, 16, "thc / star"): 4.2 for law in ("zipf(s=1.05)",)},
@@ -128,7 +132,10 @@ class Row:
     kind: str = field(default="sparse", init=False)
 
 
-def cells(setting: Setting, laws: Sequence[str], widths: Sequence[int]) -> Iterator[Cell]:
+def cells(
+    setting: Setting, laws: Sequence[str], widths: Sequence[int], only: Sequence[str] = ()
+) -> Iterator[Cell]:
+    """What is measured in one setting; of configurations `only` these, where some are given."""
     for width in widths:
         for law in laws:
             if width != 16 and law not in NARROW_AND_WIDE:
@@ -140,6 +147,7 @@ def cells(setting: Setting, laws: Sequence[str], widths: Sequence[int]) -> Itera
                     compare.append("shards+hot")
             elif width != 16:
                 continue
+            compare = [name for name in compare if not only or name in only]
             yield Cell(
                 law, width, tuple(compare), LOOKUPS * min(16, width) // width if width > 16 else LOOKUPS
             )
@@ -171,7 +179,7 @@ def run(
         specs.append(asdict(cell) | {"name": cell.name, "law_file": str(where), "seed": number})
     spec = {
         "world": setting.world, "servers": setting.servers, "mtu": setting.mtu, "steps": steps, "hot_every": HOT_EVERY,
-        "slots": SLOTS, "folder": str(folder), "most_lookups": max(cell.lookups for cell in wanted), "cells": specs,
+        "slots": SLOTS, "hot_slots": HOT_SLOTS, "folder": str(folder), "most_lookups": max(cell.lookups for cell in wanted), "cells": specs,
     }  # fmt: skip
     found: dict[str, list[Any]] = {}
     hurried: list[bool] = []
@@ -335,6 +343,9 @@ def main() -> None:
         "--laws", nargs="+", default=list(LAWS), help="as tacit sim rows --popularity has them"
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 1, 64], help="numbers of a row")
+    parser.add_argument(
+        "--only", nargs="+", default=[], choices=COMPARED, help="configurations (all that a cell has)"
+    )
     parser.add_argument("--rate", type=float, help="of every link in Mbit/s (200; with 8 ranks 100)")
     parser.add_argument("--mtu", type=int, default=9000, help="of every link")
     parser.add_argument("--rounds", type=int, default=3)
@@ -351,7 +362,13 @@ def main() -> None:
         rate = 1e6 * args.rate if args.rate else 200e6 if int(world) <= 4 else 100e6
         setting = Setting(int(world), int(servers), rate, args.mtu)
         with tempfile.TemporaryDirectory(prefix="tacit-sparse-") as folder:
-            done = run(setting, list(cells(setting, args.laws, args.widths)), laws, args.rounds, Path(folder))
+            done = run(
+                setting,
+                list(cells(setting, args.laws, args.widths, args.only)),
+                laws,
+                args.rounds,
+                Path(folder),
+            )
         found += done
         for line in (json.dumps(asdict(row)) for row in done) if args.json else table(done):
             print(line, flush=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import tacit
 from tacit import rows
 from tacit.lab.network.counters import traffic
-from tacit.rows.owners import owners_of
+from tacit.rows.owners import _SERVED, owners_of
 from tacit.rows.serving import RowServer
 
 SCATTER = 2654435761  # a prime: rows that are looked up often lie anywhere, as hashed keys do
@@ -110,6 +110,7 @@ def configurations(
     for name, options in placed(spec, cell["compare"], group):
         model = table(keys.rows, width, False)
         tables = rows.shard(model, optimizer=rows.SGD(lr=0.1), **options)
+        _SERVED.clear()  # row servers here answer to several tables in turn
         found.append(
             Timed(
                 name,
@@ -142,7 +143,7 @@ def in_a_burst(model: nn.Module, step: Callable[[int], None]) -> Callable[[int],
 def placed(spec: dict[str, Any], compare: Sequence[str], group: Any) -> list[tuple[str, dict[str, Any]]]:
     """The configurations of rows in shards: names, and what shard() takes."""
     servers = spec["servers"]
-    hot = rows.Hot(every=spec["hot_every"], mtu=spec["mtu"], slots=spec["slots"])
+    hot = rows.Hot(every=spec["hot_every"], mtu=spec["mtu"], slots=spec["hot_slots"])
     known: dict[str, tuple[str, dict[str, Any]]] = {
         "shards": ("shards on ranks", {"group": group}),
         "shards+hot": ("shards on ranks, Hot()", {"group": group, "hot": hot}),

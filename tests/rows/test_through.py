@@ -16,6 +16,7 @@ from aggregator.plane_kinds import kernel_plane_missing
 from aggregator.relay import Relay
 from rows.test_hot_training import Clicks, result, same, train
 from schemes.aggregators import SECRET, Aggregator
+from transports.test_row_link import udp_sockets
 
 from tacit import rows
 from tacit.aggregator.client.membership import Membership
@@ -224,20 +225,37 @@ def test_row_servers_take_the_aggregator_too(ranks: Any, expected: Any, dies: bo
         found = ranks.run(6, train_with_servers, aggregator.at, aggregator.process.pid if dies else 0)
     finally:
         aggregator.close()
-    for weights, (through, round_about, changes), stats in found[:4]:
+    for (weights, (through, round_about, changes), stats), _ in found[:4]:
         assert same(weights, expected[0])
         assert stats["hot_rows"] == 20 and through > 10
         assert (round_about > 0, changes > 0) == (dies, dies)
+    rows_and_sums, rows_alone = (
+        [2] * 4,
+        [1] * 2,
+    )  # W + S sockets of rows, whoever sends to whom; sums have their own
+    assert found[0][1] == rows_and_sums + rows_alone or dies
     for stats in found[4:]:
         assert stats["row_nbytes"] > 0 == stats["gradient_nbytes"]
 
 
 def train_with_servers(rank: int, world: int, at: str, process_id: int) -> Any:
+    """What `trained` has, and how many data sockets each member had open before the last step, as the kernel has them."""
     os.environ["TACIT_AGGREGATOR_SECRET"] = SECRET
+    members, sockets = [0] * world, [0] * world
+    dist.all_gather_object(members, os.getpid())
+    before = [udp_sockets(each) for each in members]
+    dist.barrier()
     if rank >= 4:
         return rows.serve(2).as_dict()
     strike = strike_at(process_id) if process_id else None
-    return trained(rank, 4, at, strike if rank == 0 else None, hot=True, servers=2)
+
+    def look(step: int, tables: rows.Tables) -> None:
+        if strike:
+            strike(step, tables)
+        if step == STEPS - 1:
+            sockets[:] = [udp_sockets(each) - old for each, old in zip(members, before, strict=True)]
+
+    return trained(rank, 4, at, look if rank == 0 else None, hot=True, servers=2), sockets
 
 
 @pytest.mark.parametrize(("member", "name"), [(3, "row server 1 (rank 3)"), (1, "rank 1")])

@@ -71,4 +71,5 @@ class Adder:
 
     def _note(self, means: Tensor, world: int) -> None:
         largest = float(means.nan_to_num(0.0, 0.0, 0.0).abs().max()) if means.numel() else 0.0
-        self.own = max(self.own, frexp(largest * world)[1]) if largest else self.own
+        if largest:  # nothing is written otherwise: another thread may be adding hot rows
+            self.own = max(self.own, frexp(largest * world)[1])

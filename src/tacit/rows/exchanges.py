@@ -34,17 +34,39 @@ class Pulled:
     asked: Mapping[str, Incoming]
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ranks tell row servers about hot rows: bytes for each member, and how many come from each."""
+
+    parts: Sequence[Tensor]
+    nbytes: Sequence[int]
+
+
 class Beside(Protocol):
-    """What is trained together with the rows of a push: hot rows."""
+    """What goes on beside the rows of pulls and pushes: hot rows."""
+
+    def report(self) -> Report | None:
+        """What a pull takes along to row servers; None where there is nothing to tell, on all members alike."""
+
+    def take_report(self, received: Sequence[Tensor]) -> None:
+        """What has come of it from each member."""
 
     def train(self, cold: Mapping[str, Tensor], lr: float) -> Mapping[str, tuple[Tensor, Tensor]]:
         """Once exponents are agreed. By table keys that this rank owns, none of them in `cold`, and the means of their gradients."""
 
 
-def pull(owners: Owners, shards: Mapping[str, Shard], keys: Mapping[str, Tensor], kind: Kind) -> Pulled:
+def pull(
+    owners: Owners,
+    shards: Mapping[str, Shard],
+    keys: Mapping[str, Tensor],
+    kind: Kind,
+    beside: Beside | None = None,
+) -> Pulled:
     """The rows of `keys` (of each table: all different) from their owners."""
     names, order, counts = _routed(owners, shards, keys)
     asked = _ask(owners, shards, names, keys, order, counts, kind)
+    report = beside.report() if beside else None
+    told = report or Report([_joined([])] * owners.members, [0] * owners.members)
     given = [
         [
             part.view(torch.uint8).view(-1)
@@ -57,9 +79,12 @@ def pull(owners: Owners, shards: Mapping[str, Shard], keys: Mapping[str, Tensor]
         sum(counts[name][rank] * size for name, size in zip(names, row_nbytes, strict=True))
         for rank in range(owners.members)
     ]
-    received = owners.send_rows(
-        [_joined([part[rank] for part in given]) for rank in range(owners.members)], nbytes
-    )
+    both = [_joined([*(part[rank] for part in given), told.parts[rank]]) for rank in range(owners.members)]
+    sizes = [a + b for a, b in zip(nbytes, told.nbytes, strict=True)]
+    received = owners.send_rows(both, sizes, sum(map(len, told.parts)))
+    if beside and report:
+        beside.take_report([each[size:] for each, size in zip(received, nbytes, strict=True)])
+    received = [each[:size] for each, size in zip(received, nbytes, strict=True)]
     rows = {}
     for name, parts in _by_table(received, names, counts, row_nbytes).items():
         table = shards[name].table
@@ -133,10 +158,9 @@ def _send(
         sum(asked[name].counts[rank] * size for name, size in zip(names, widths, strict=True))
         for rank in range(owners.members)
     ]
+    hot = beside.train({name: asked[name].keys for name in names}, lr) if beside else {}
     received = owners.send_gradients([_joined(each) for each in parts], nbytes)
     incoming = _by_table(received, names, {name: asked[name].counts for name in names}, widths)
-    # Not beside the gradients: they would have what lanes leave of a rank's link, and the whole step was no shorter (decision 23).
-    hot = beside.train({name: asked[name].keys for name in names}, lr) if beside else {}
     for name in names:
         received_rows = _joined(incoming[name])
         _step(shards[name], adders[name], asked[name].keys, received_rows, owners.world, lr, hot.get(name))

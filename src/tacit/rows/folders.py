@@ -1,5 +1,6 @@
 """A checkpoint of sharded tables as files, one an owner: rows-0-of-2.pt, rows-1-of-2.pt. Any number of owners reads them again."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ def write(folder: Path, state: dict[str, Any]) -> str:
     beside = path.with_suffix(".new")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state, beside)
+        with beside.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # before it takes the place of an older part
         beside.replace(path)
+        _sync(folder)
     except (OSError, RuntimeError) as cause:  # torch has its own for a full disk
         return f"{path} cannot be written ({' '.join(str(cause).split())[:200]}); save into another folder"
     return ""
@@ -41,13 +46,23 @@ def read(folder: Path, part: int, count: int) -> list[dict[str, Any]]:
     return states
 
 
+def _sync(folder: Path) -> None:
+    """The names in it outlast a power cut, too."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def _name(part: int, count: int) -> str:
     return f"rows-{part}-of-{count}.pt"
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = torch.load(path, weights_only=True)
+        # Mapped, not read: of the parts of all owners only the rows that this one goes on with take memory.
+        found = torch.load(path, weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as cause:
         raise CheckpointError(
             f"{path} cannot be read ({' '.join(str(cause).split())[:200]}); load another checkpoint"

@@ -54,6 +54,8 @@ class HeldRows:
         owners = self.owners
         if hot is None or owners.wire is None or owners.world == 1:
             return None
+        if owners.servers:  # at once, each with a part of a server's link: the sums have the rest of a rank's
+            owners.wire.paced = False
         between = owners.between
         link = None
         if between and not owners.serves:

@@ -10,13 +10,15 @@
 The bits are those of shards with adding="exact", whatever is hot: a row's gradients are the same integers, whoever adds them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.rows.adding import Adder
+from tacit.rows.exchanges import Report
 from tacit.rows.hot import Hot
 from tacit.rows.hot_agreement import bring_back
 from tacit.rows.hot_checkpoint import SavedHot
@@ -55,8 +57,10 @@ class HotRows:
         self._cold: Mapping[str, Tensor] = {}  # keys of this step that came to this owner
         self._touches: dict[str, Tensor] = {}  # ranks that have touched each hot row, by place
         self._unsettled = False  # the last step has not ended
-        self._late: Future[dict[str, tuple[Tensor, Tensor]]] | None = None  # its sums, beside row servers
-        self._line: Line[dict[str, tuple[Tensor, Tensor]]] = Line("tacit-hot-rows")
+        self._reported = False  # row servers know of its touches
+        self._touching: Future[Any] | None = None  # its sum of touches, beside row servers
+        self._late: Future[Any] | None = None  # and the rest of its sums, behind
+        self._line: Line[Any] = Line("tacit-hot-rows")
 
     def keys(self, name: str) -> Tensor:
         """The hot keys of a table, ascending."""
@@ -134,12 +138,16 @@ class HotRows:
             return {}
         steps = {name: shard.steps for name, shard in self._shards.items()}
         if not self._owners.servers:
+            self._touch()
             return self._train(lr, steps)
+        self._touching = self._line.run(self._touch)
         self._late = self._line.run(lambda: self._train(lr, steps))  # of which nothing is for a shard
         return {}
 
-    def _train(self, lr: float, steps: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
+    def _touch(self) -> None:
         self._touches = self._touched()
+
+    def _train(self, lr: float, steps: Mapping[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
         union = {name: touches.nonzero().view(-1) for name, touches in self._touches.items()}
         fixed = [self._fixed(name, places) for name, places in union.items()]
         before = self._sent_nbytes
@@ -158,7 +166,7 @@ class HotRows:
     def end_step(self) -> None:
         """Counts what was touched, and agrees anew when it is time. Beside row servers the sums may take until `settle`: a step that agrees
         on nothing leaves them to a thread, so that the next pull of cold rows, which needs none of them, goes on meanwhile."""
-        self._unsettled = True
+        self._unsettled, self._reported = True, False
         if not self._owners.servers or self._list.is_due:
             self.settle()
 
@@ -166,10 +174,10 @@ class HotRows:
         """The end of the last step, on ranks and row servers after the same exchange: after the next pull, or when ranks call for it."""
         if not self._unsettled:
             return
-        self._unsettled = False
         self.wait()
-        if self._owners.servers:
-            self._report_touches()
+        if (report := self.report()) is not None:
+            self.take_report(self._owners.send_touches(report.parts, report.nbytes))
+        self._unsettled = False
         touched = {name: self._touched_here(name) for name in self._shards}
         self._mine, self._cold, self._touches = {}, {}, {}
         self._list.count(touched)
@@ -182,27 +190,46 @@ class HotRows:
 
     def wait(self) -> None:
         """Until the copies are trained; raises what kept them from it."""
-        if self._late is not None:
-            late, self._late = self._late, None
-            late.result()
+        touching, late, self._touching, self._late = self._touching, self._late, None, None
+        for each in (touching, late):
+            if each is not None:
+                each.result()
 
-    def _report_touches(self) -> None:
-        """Row servers, which are in no sum, receive from a rank each how many ranks have touched each of their hot rows."""
-        owners, none = self._owners, torch.empty(0, dtype=torch.int32)
-        parts, numels = [none] * owners.members, [0] * owners.members
-        held = [len(copies) for copies in self._copies.values()]
-        per_lane = 32 // touch_bits(owners.world)
+    # ---- what row servers, which are in no sum, learn of touches: a part of their hot rows from each rank
+
+    def report(self) -> Report | None:
+        """How many ranks have touched each hot row in the step that has not ended, once."""
+        owners = self._owners
+        if not owners.servers or not self._unsettled or self._reported:
+            return None
+        parts, nbytes = [torch.empty(0, dtype=torch.uint8)] * owners.members, [0] * owners.members
         if owners.serves:
-            assert owners.part is not None
-            numels[owners.part % owners.world] = -(-sum(held) // per_lane)
-        else:
-            for place in range(owners.rank, owners.servers, owners.world):
-                parts[owners.holders[place]] = pack_touches(self._touches_of(place), owners.world)
-        received = owners.send_touches(parts, numels)
-        if owners.part is not None:
-            lanes = received[owners.part % owners.world]
-            counts = unpack_touches(lanes, sum(held), owners.world).split(held)
-            self._touches = dict(zip(self._copies, counts, strict=True))
+            nbytes[: owners.world] = [4 * self._lanes_of(count) for count in self._reported_by_rank()]
+            return Report(parts, nbytes)
+        if self._touching is not None:
+            self._touching.result()
+        for place, holder in enumerate(owners.holders):
+            own = self._touches_of(place).tensor_split(owners.world)[owners.rank]
+            parts[holder] = pack_touches(own, owners.world).view(torch.uint8)
+        return Report(parts, nbytes)
+
+    def take_report(self, received: Sequence[Tensor]) -> None:
+        """On a row server the numbers come, on ranks nothing."""
+        self._reported = True
+        owners = self._owners
+        if owners.serves:
+            parts = zip(received, self._reported_by_rank(), strict=False)  # row servers say nothing
+            counts = [unpack_touches(part.view(torch.int32), count, owners.world) for part, count in parts]
+            held = [len(copies) for copies in self._copies.values()]
+            self._touches = dict(zip(self._copies, torch.cat(counts).split(held), strict=True))
+
+    def _reported_by_rank(self) -> list[int]:
+        """How many of this row server's hot rows each rank reports."""
+        held, world = sum(map(len, self._copies.values())), self._owners.world
+        return [held // world + (rank < held % world) for rank in range(world)]  # as tensor_split has it
+
+    def _lanes_of(self, count: int) -> int:
+        return -(-count // (32 // touch_bits(self._owners.world)))
 
     def _touches_of(self, owner: int) -> Tensor:
         """How many ranks have touched each hot row of one owner, by table and key."""

@@ -17,9 +17,9 @@ The cost rule: with q = count / steps of ranks and U = 1 - (1 - q)^W for a row, 
 
     lanes   sum of U b_hot + H touch        pull, push    Q_c b_cold on a rank's link, r times that on a server's        Q_c: what cold rows have of q
 
-bytes. A step is the push, and then the longer of the next pull and lanes: these run beside it, and begin when the push has ended
-(decision 23). With a shard on every rank all share one link, and follow one another. H is the one with the shortest step; none, if that gains less than `pays_from`. Once rows are hot, half
-of that is enough to keep them, so that a gain near the limit does not empty and fill the list again and again.
+bytes. Lanes run beside the push and the next pull (decision 23), so a step takes as long as the busier link. H is the one with the shortest
+step; none, if that gains less than `pays_from`. Once rows are hot, half of that is enough to keep them, so that a gain near the limit does
+not empty and fill the list again and again.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -49,10 +49,10 @@ class HotCost:
     touch_nbytes: float = 0.5
 
     def step_nbytes(self, hot: Floats, unique: Floats, union: Floats, total: float) -> Floats:
-        """Of the busiest links one after another, where `hot` rows have `unique` of all `total` unique rows of a rank, and `union` of the union."""
+        """Of the busiest link, where `hot` rows have `unique` of all `total` unique rows of a rank, and `union` of the union."""
         cold = np.maximum(total - unique, 0) * self.cold_nbytes
         lanes = union * self.hot_nbytes + hot * self.touch_nbytes
-        return self.ratio * cold + np.maximum(self.ratio * cold, lanes + cold)
+        return np.maximum(2 * self.ratio * cold, lanes + 2 * cold)
 
 
 @dataclass(frozen=True, slots=True)

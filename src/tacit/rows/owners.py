@@ -238,9 +238,14 @@ class Owners:
         """parts[m] goes to member m, numels[m] keys come from there."""
         return self._moved(parts, numels, "key_nbytes")
 
-    def send_rows(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
-        """Rows that were asked for, as bytes."""
-        return self._moved(parts, nbytes, "row_nbytes")
+    def send_rows(
+        self, parts: Sequence[Tensor], nbytes: Sequence[int], touches_nbytes: int = 0
+    ) -> list[Tensor]:
+        """Rows that were asked for, as bytes, `touches_nbytes` of touches among them."""
+        received = self._moved(parts, nbytes, "row_nbytes")
+        self.traffic.row_nbytes -= touches_nbytes
+        self.traffic.touch_nbytes += touches_nbytes
+        return received
 
     def send_gradients(self, parts: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         """Rows of gradients, as bytes."""

@@ -125,7 +125,7 @@ class RowServer:
 
     def _pull(self, kind: Kind, names: list[str]) -> None:
         held = self._held
-        pulled = pull(self._owners, held.shards, {name: _no_keys() for name in names}, kind)
+        pulled = pull(self._owners, held.shards, {name: _no_keys() for name in names}, kind, held.hot)
         if kind == Kind.PULL_TO_TRAIN:
             self._pulled = pulled
 

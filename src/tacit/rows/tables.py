@@ -154,7 +154,7 @@ class Tables:
         keys = {name: each for name, (each, _) in different.items()}
         kind = Kind.PULL_TO_TRAIN if training else Kind.PULL
         cold = self._hot.cold(different) if self._hot else keys
-        pulled = pull(self._owners, self._shards, cold, kind)
+        pulled = pull(self._owners, self._shards, cold, kind, self._hot)
         if self._hot:
             self._hot.settle()
         self.stats.looked_up += sum(len(each) for each in ids.values())
