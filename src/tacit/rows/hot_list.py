@@ -65,6 +65,11 @@ class HotList:
             self._agree()
 
     @property
+    def counts_nbytes(self) -> int:
+        """Memory of this owner's counts: at most 8 bytes a row that it keeps, and 32 KiB a table (a page of slots, doubled)."""
+        return self._counts.nbytes
+
+    @property
     def is_due(self) -> bool:
         """Whether the next `count` agrees anew."""
         return (self._steps + 1) % self._options.every == 0
