@@ -82,7 +82,7 @@ bench-error: $(READY)  ## errors of the codecs on real gradients
 bench-accuracy: $(READY)  ## training to equal accuracy, 3 seeds (about 25 minutes)
 	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
-bench-sparse: $(READY)  ## sparse tables in the lab: shards, row servers and hot rows against DDP (about 20 minutes; ARGS=--quick: 3)
+bench-sparse: $(READY)  ## sparse tables in the lab: shards, row servers and hot rows against DDP (about 45 minutes; ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/sparse.py $(ARGS)
 
 chaos: $(READY)  ## kill and cut off ranks that gossip, 10 seeds, and hold them to what is promised (about 45 minutes)

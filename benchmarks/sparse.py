@@ -11,8 +11,8 @@ shown apart: later ones, every 50 steps, send the changes alone. Rows in shards 
 the end of the next one: the sums of hot rows of one step run beside the pull of the next.
 
 Beside each ratio is the one that `tacit sim rows` computes for the same law, rates, MTU and 8-byte keys, and beside the bytes that left a
-rank's and a server's interface the computed ones. Links have 200 Mbit, with 8 ranks 100: two cores then carry the packets. Rows of 64 numbers
-have a quarter of the look-ups, so that a step takes as long.
+rank's and a server's interface the computed ones. Links have 50 Mbit: two cores then carry the packets of ten hosts, and links limit. Rows of
+64 numbers have a quarter of the look-ups, so that a step takes as long.
 """
 
 import argparse
@@ -346,7 +346,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], choices=COMPARED, help="configurations (all that a cell has)"
     )
-    parser.add_argument("--rate", type=float, help="of every link in Mbit/s (200; with 8 ranks 100)")
+    parser.add_argument("--rate", type=float, help="of every link in Mbit/s", default=50.0)
     parser.add_argument("--mtu", type=int, default=9000, help="of every link")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="4x1, s = 1.05 and 1.2, d = 16")
@@ -359,8 +359,7 @@ def main() -> None:
     found: list[Row] = []
     for text in args.settings:
         world, _, servers = text.partition("x")
-        rate = 1e6 * args.rate if args.rate else 200e6 if int(world) <= 4 else 100e6
-        setting = Setting(int(world), int(servers), rate, args.mtu)
+        setting = Setting(int(world), int(servers), 1e6 * args.rate, args.mtu)
         with tempfile.TemporaryDirectory(prefix="tacit-sparse-") as folder:
             done = run(
                 setting,

@@ -73,7 +73,8 @@ class Keys:
 def table(keys: int, width: int, plain: bool) -> nn.Module:
     """One table: of zeros that take no memory until somebody writes, or for shards."""
     if plain:
-        return nn.Embedding(keys, width, sparse=True, _weight=torch.zeros(keys, width))
+        zeros = torch.from_numpy(np.zeros((keys, width), np.float32))  # torch.zeros would write them
+        return nn.Embedding(keys, width, sparse=True, _weight=zeros)
     return nn.Sequential(nn.Embedding(keys, width, device="meta"))
 
 

@@ -7,6 +7,8 @@
               train: every rank its copies, owners the rows of their shards, cold and hot together
     every so many steps: the owners' counts decide anew which rows are hot, hot_list.py
 
+With row servers touch, lanes and train go on beside the gradients and the next look-up's pull.
+
 The bits are those of shards with adding="exact", whatever is hot: a row's gradients are the same integers, whoever adds them.
 """
 

@@ -24,8 +24,6 @@ at the very first join, and a warning ever after.
 """
 
 import logging
-import re
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,24 +40,20 @@ from tacit.aggregator.client.host_stack import Client
 from tacit.aggregator.client.membership import LateError, Membership, Terms
 from tacit.aggregator.spec import Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
-from tacit.errors import ConfigError, PairingError, TacitError, TransportError
+from tacit.errors import ConfigError, PairingError, TransportError
 from tacit.transports import Wire
 from tacit.transports.aggregator_seat import GoneError, Seat, ranks_text
-from tacit.transports.beside import group_beside, name_for
+from tacit.transports.watched_link import MOST_REASONS, STEADY_S, WatchedLink
 
 log = logging.getLogger("tacit")
 
-_POLL_S = 0.2  # between two looks at the store
 _GREETING_S = 1.0  # for control's first message, which it sends unasked
 _JOIN_S = 5.0  # for all ranks to come, before we look whether they still want to
 _TRY_S, _LONGEST_TRY_S = 0.5, 30.0  # between two attempts to return; doubled with each that fails
-_STEADY_S = 60.0  # in use for so long: the next attempt is early again
 _LONGEST_PAUSE_S = 600.0  # doubled up to this with each return that did not last so long
 _REPORT_S = 20.0  # for all ranks to report how their part of an attempt went
-_MOST_REASONS = 8  # warned of, until it is steady again: a stranger on its port may invent them
 _EVERY = 4  # sums from one announcement of rank 0 to the next, while the aggregator is gone
 _GOSSIP_S = 1.0  # control reports within this who is lost
-_FAREWELL_S = 2.0
 _GONE = "gone"  # in the store, where the failure of the very first join would be
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -87,9 +81,12 @@ class SumRequest:
         return torch.empty(self.numel, dtype=_DTYPES[self.lanes.dtype.itemsize])
 
 
-class AggregatorLink:
+class AggregatorLink(WatchedLink):
     """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs. `meeting`: the ranks of
     the wire in a group of their own, where the wire's has others too."""
+
+    _kind, _thread_name = "star", "tacit-star"
+    _closed = "the way to the aggregator was closed; attach the model again to go on"
 
     def __init__(
         self,
@@ -103,41 +100,19 @@ class AggregatorLink:
         timeout: timedelta | None,
         meeting: dist.ProcessGroup | None = None,
     ) -> None:
-        self._wire, self._control, self._secret = wire, control, secret
+        super().__init__(wire, timeout, meeting)
+        self._control, self._secret = control, secret
         self._patience_s, self._mtu, self._slots = patience_s, mtu, slots
-        self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
-        self._meeting = meeting or group_beside(wire.group, timeout)
-        self._run = name_for(self._meeting)
         self._rack = self._find_rack()
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.distributed_c10d.PrefixStore(f"tacit/star/{self._run}", store)
-        self.through = self.round_about = 0  # sums that took either way
-        self.changes = 0  # how often the aggregator went, or came back
-        self.on_lost: Callable[[BaseException], None] = lambda error: None
-
-        self._state = threading.Condition()  # guards what both threads touch, below
-        self._using = True  # as all ranks have agreed
-        self._down = False  # somebody reported that it should not be
-        self._inside = False  # the wire's thread talks to the aggregator
-        self._age = 0  # the attempt to return that succeeded last
-        self._number = self._finished = 0  # of sums
-        self._group_from = 0  # the first sum that the process group adds, as the last meeting has found
         self._newest: tuple[Tensor, int] | None = None  # the last sum, and its version as torch counts
         self._waiting: SumRequest | None = None  # the wire's thread, for this sum
         self._given: Tensor | None = None
-        self._error: TacitError | None = None
         self._kinds: list[Kind] = []  # in the order of their first sums
         self._seats: dict[Kind, Seat] = {}
-        self._why = ""
-        self._attempt = 0  # to return, the newest that this rank knows of
         self._ready: dict[Kind, Seat] | None = None  # places that it has taken, not yet in use
         self._there = 0  # rank 0: the attempt in which all ranks have taken theirs
-        self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try = _TRY_S, 0.0
-        self._warned: set[str] = set()  # of these reasons, since it was last steady
-        self._closing = False
-        self._thread = threading.Thread(target=self._watch, name="tacit-star", daemon=True)
-        self._thread.start()
+        self._begin_watch()
 
     # ---- the wire's thread ----
 
@@ -206,11 +181,6 @@ class AggregatorLink:
         seat.reduce(data, total.view(torch.uint8).numpy(), request.numel, check=self._check, late=late)
         self._wire.sent_nbytes += seat.count_nbytes()
         return total
-
-    def _check(self) -> None:
-        self._raise()
-        if self._down:
-            raise GoneError("another rank lost it")
 
     def _seat(self, kind: Kind) -> Seat:
         """This rank's place for such sums. The first one of all may fail for good, others are only gone."""
@@ -314,59 +284,12 @@ class AggregatorLink:
 
     # ---- gone, and back ----
 
-    def _say_down(self, why: str) -> None:
-        with suppress(RuntimeError):  # if the store is gone too, the meeting will show it
-            self._store.set(f"down/{self._age}", why)
-        with self._state:
-            self._down, self._why = True, why
-            self._state.notify_all()
-
-    def _rank_lost(self) -> str:
+    def _found_gone(self) -> str:
         """Why a job is over in which control has lost a rank. If that rank is dead, the meeting finds out: in a ring of the process
         group only its neighbours would."""
+        self._raise_failure()
         seats = [seat for seat in list(self._seats.values()) if seat.membership.lost] if self._using else []
         return next((seat.membership.why for seat in seats if not seat.membership.alive), "")
-
-    def _said_down(self) -> bool:
-        with self._state:  # together: the key of an age that is over is void for this one
-            using, key = self._using, f"down/{self._age}"
-        try:
-            if not using or not self._store.check([key]):
-                return False
-            self._why = self._why or self._store.get(key).decode()
-            return True
-        except RuntimeError:  # its host is rank 0's, or the launcher's: the process group notices that itself
-            return False
-
-    def _watch(self) -> None:
-        while True:
-            with self._state:
-                self._state.wait_for(
-                    lambda: self._closing or self._error or (self._down and self._using), _POLL_S
-                )
-                if self._closing or self._error:
-                    return
-                down = self._down and self._using
-            try:
-                self._raise_failure()
-                if not down and (why := self._rank_lost()):
-                    self._say_down(why)
-                    down = True
-                if down or self._said_down():
-                    self._meet()
-                elif not self._using:
-                    self._seek_return()
-            except Exception as cause:
-                error = (
-                    cause
-                    if isinstance(cause, TacitError)
-                    else self._wire.lost("meeting about the aggregator", cause)
-                )
-                with self._state:
-                    self._error = error
-                    self._state.notify_all()
-                self.on_lost(error)
-                return
 
     def _meet(self) -> None:
         """All ranks' watches come here. When they part, every rank has the same sums, and none uses the aggregator."""
@@ -401,7 +324,7 @@ class AggregatorLink:
         with self._state:
             self._using, self._there = False, 0
             self._group_from = max(have) + 1
-            steady = time.monotonic() - self._since > _STEADY_S
+            steady = time.monotonic() - self._since > STEADY_S
             self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_PAUSE_S)
             self._next_try = time.monotonic() + self._try_s
             self.changes += 1
@@ -447,15 +370,6 @@ class AggregatorLink:
 
     # ---- attempts to return, by the watches; training goes on meanwhile ----
 
-    def _seek_return(self) -> None:
-        with suppress(
-            RuntimeError
-        ):  # of the store: if its host is gone, the process group notices that itself
-            if self._wire.rank == 0:
-                self._lead_attempt()
-            else:
-                self._follow_attempt()
-
     def _lead_attempt(self) -> None:
         with self._state:
             seats = self._ready
@@ -493,14 +407,10 @@ class AggregatorLink:
             return own
         return self._reported_by_all(self._attempt)
 
-    def _follow_attempt(self) -> None:
-        newest = self._attempt
-        while self._store.check([f"try/{newest + 1}"]):  # more than one, if this rank was not there for long
-            newest += 1
-        if newest > self._attempt:
-            self._drop_ready()  # the last attempt has failed
-            self._attempt = newest
-            self._take_part(newest)
+    def _follow(self, attempt: int) -> None:
+        self._drop_ready()  # the last attempt has failed
+        self._attempt = attempt
+        self._take_part(attempt)
 
     def _take_part(self, attempt: int) -> tuple[str, bool]:
         """Takes this rank's places, and reports to rank 0: why not, and whether only because others did not come."""
@@ -546,7 +456,7 @@ class AggregatorLink:
         self._drop_ready()
         self._try_s = max(self._try_s, min(2 * self._try_s, _LONGEST_TRY_S))
         self._next_try = time.monotonic() + self._try_s
-        if why and not self._closing and len(self._warned) <= _MOST_REASONS:
+        if why and not self._closing and len(self._warned) <= MOST_REASONS:
             longest_s = max(self._try_s, _LONGEST_TRY_S)
             self._warn(
                 f"the aggregator at {address_text(self._control)} does not add for this run yet ({why}); "
@@ -558,12 +468,6 @@ class AggregatorLink:
         with self._state:
             seats, self._ready = self._ready or {}, None
         _close(seats)
-
-    def _warn(self, sentence: str, reason: str) -> None:
-        """A warning of rank 0; INFO on the others, and for a reason that was warned of since the aggregator was last steady."""
-        new = _alike(reason) not in self._warned
-        self._warned.add(_alike(reason))
-        log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
 
     # ---- for the wire ----
 
@@ -578,33 +482,10 @@ class AggregatorLink:
         lost = {place for seat in list(self._seats.values()) for place in seat.membership.lost}
         return tuple(sorted(self._rack[place] for place in lost))
 
-    def close(self) -> None:
-        """Waits a moment for the others: one may lack the last sum, and have nobody but us to get it from."""
-        if self._error is None:
-            self._wait_for_the_others()
-        with self._state:
-            self._closing = True
-            self._state.notify_all()
-        self._thread.join(2.0)  # unless it stands in a meeting that nobody comes to
+    def _leave(self) -> None:
         self._drop_ready()
         seats, self._seats = self._seats, {}
         _close(seats)
-        if dist.is_initialized():
-            dist.destroy_process_group(self._meeting)
-
-    def _wait_for_the_others(self) -> None:
-        deadline = time.monotonic() + _FAREWELL_S
-        with suppress(RuntimeError):  # the store may have gone with its host
-            self._store.set(f"done/{self._wire.rank}", "")
-            everybody = [f"done/{rank}" for rank in range(self._wire.world)]
-            while not self._store.check(everybody) and self._error is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closing:
-            raise TransportError("the way to the aggregator was closed; attach the model again to go on")
 
     @property
     def _place(self) -> int:
@@ -634,8 +515,3 @@ class AggregatorLink:
 def _close(seats: dict[Kind, Seat]) -> None:
     for seat in seats.values():
         seat.close()
-
-
-def _alike(why: str) -> str:
-    """The same text for reasons that differ in numbers only."""
-    return re.sub(r"\d+", "#", why)

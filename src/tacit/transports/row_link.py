@@ -19,7 +19,6 @@ take the aggregator again.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,23 +33,20 @@ from tacit import recycled
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.control_client import AbsentError, knock
 from tacit.aggregator.wire import MOST_RANKS
-from tacit.errors import PairingError, TacitError, TransportError
+from tacit.errors import PairingError, TransportError
 from tacit.transports.aggregator_seat import GoneError, ranks_text
-from tacit.transports.beside import group_beside, name_for
 from tacit.transports.process_group import Wire
 from tacit.transports.row_seat import RowPath, RowSeat, take_row_seat
+from tacit.transports.watched_link import MOST_REASONS, STEADY_S, WatchedLink
 
 log = logging.getLogger("tacit")
 
 PATIENCE_S = 10.0  # with a late rank, before a warning names it
-_POLL_S = 0.2  # between two looks at the store
 _GREETING_S = 1.0
 _TRY_S, _LONGEST_TRY_S = 0.5, 60.0  # between two attempts to return; doubled with each
-_STEADY_S = 60.0  # in use for so long: the next attempt is early again
 _ATTEMPT_S = 10.0  # by then all ranks have joined, or will not
 _EVERY = 16  # numbers from one vote to the next, while the aggregator is gone
 _GOSSIP_S = 1.0  # control reports within this who is lost
-_FAREWELL_S = 2.0
 
 
 @dataclass(slots=True)
@@ -63,8 +59,11 @@ class RowExchange:
     handed: bool = False  # the rest has come over the process group
 
 
-class RowLink:
+class RowLink(WatchedLink):
     """Opened by all ranks together. `all_to_all` is for one thread; `close` ends the watch and leaves the job."""
+
+    _kind, _thread_name = "rows", "tacit-row-link"
+    _closed = "the way to the aggregator was closed; shard the tables again to go on"
 
     def __init__(
         self, wire: Wire, path: RowPath, *, patience_s: float = PATIENCE_S, timeout: timedelta | None = None
@@ -73,37 +72,17 @@ class RowLink:
             raise PairingError(
                 f"{wire.world} ranks at one aggregator: it passes rows on for at most {MOST_RANKS}; leave through= out"
             )
-        self._wire, self._path, self._patience_s = wire, path, patience_s
-        self._timeout_s = (timeout or dist.default_pg_timeout).total_seconds()
-        self._meeting = group_beside(wire.group, timeout)
-        self._run = name_for(self._meeting)
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.distributed_c10d.PrefixStore(f"tacit/rows/{self._run}", store)
-        self.through = self.round_about = 0  # exchanges that took either way
-        self.changes = 0  # how often the aggregator went, or came back
-
-        self._state = threading.Condition()  # guards what both threads touch, below
-        self._using = True  # as all ranks have agreed
-        self._down = False  # somebody reported that it should not be
-        self._inside = False  # the caller's thread uses the aggregator
-        self._number = self._finished = 0
-        self._group_from = 0  # the first number that the process group moves, as the last meeting has found
+        super().__init__(wire, timeout)
+        self._path, self._patience_s = path, patience_s
         self._waiting: RowExchange | None = None  # the caller's thread, for this one
-        self._error: TacitError | None = None
         self._seat: RowSeat | None = None
-        self._why = ""
-        self._age = self._attempt = 0  # the attempt in use, and the newest that this rank knows of
         self._ready: tuple[int, RowSeat] | None = (
             None  # an attempt, and the place taken in it, not yet in use
         )
         self._voting = False  # the caller's thread has taken the place, and the others' votes are under way
-        self._since = time.monotonic()  # the aggregator is in use
         self._try_s, self._next_try, self._tried = _TRY_S, 0.0, 0.0
-        self._warned: set[str] = set()  # of these reasons, since it was last steady
-        self._closing = False
         self._open()
-        self._thread = threading.Thread(target=self._watch, name="tacit-row-link", daemon=True)
-        self._thread.start()
+        self._begin_watch()
 
     # ---- the caller's thread ----
 
@@ -191,17 +170,6 @@ class RowLink:
         self._finished, self._waiting = self._number, None
         self.through += 1
 
-    def _check(self) -> None:
-        self._raise()
-        if self._down:
-            raise GoneError("another rank lost it")
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closing:
-            raise TransportError("the way to the aggregator was closed; shard the tables again to go on")
-
     # ---- at the start ----
 
     def _open(self) -> None:
@@ -244,51 +212,10 @@ class RowLink:
 
     # ---- gone ----
 
-    def _say_down(self, why: str) -> None:
-        with suppress(RuntimeError):  # if the store is gone too, the meeting will show it
-            self._store.set(f"down/{self._age}", why)
+    def _found_gone(self) -> str:
         with self._state:
-            self._down, self._why = True, why
-            self._state.notify_all()
-
-    def _said_down(self) -> bool:
-        with self._state:  # together: the key of an age that is over is void for this one
-            using, key = self._using, f"down/{self._age}"
-        try:
-            if not using or not self._store.check([key]):
-                return False
-            self._why = self._why or self._store.get(key).decode()
-            return True
-        except RuntimeError:  # its host is rank 0's, or the launcher's: the process group notices that itself
-            return False
-
-    def _watch(self) -> None:
-        while True:
-            with self._state:
-                self._state.wait_for(
-                    lambda: self._closing or self._error or (self._down and self._using), _POLL_S
-                )
-                if self._closing or self._error:
-                    return
-                down, seat = self._down and self._using, self._seat
-            try:
-                if self._using and not down and seat is not None and not seat.membership.alive:
-                    self._say_down(seat.membership.why)
-                    down = True
-                if down or self._said_down():
-                    self._meet()
-                elif not self._using:
-                    self._seek_return()
-            except Exception as cause:
-                error = (
-                    cause
-                    if isinstance(cause, TacitError)
-                    else self._wire.lost("meeting about the aggregator", cause)
-                )
-                with self._state:
-                    self._error = error
-                    self._state.notify_all()
-                return
+            seat = self._seat if self._using else None
+        return "" if seat is None or seat.membership.alive else seat.membership.why
 
     def _meet(self) -> None:
         """All ranks' watches come here. When they part, no rank lacks rows of a number that another has finished, and none uses the
@@ -319,7 +246,7 @@ class RowLink:
             self._using = False
             self._finished = self._group_from = max(have)
             self._group_from += 1
-            steady = time.monotonic() - self._since > _STEADY_S
+            steady = time.monotonic() - self._since > STEADY_S
             self._try_s = _TRY_S if steady else min(2 * self._try_s, _LONGEST_TRY_S)
             self._next_try = time.monotonic() + self._try_s
             self.changes += 1
@@ -396,14 +323,6 @@ class RowLink:
                 "it is back",
             )
 
-    def _seek_return(self) -> None:
-        """By the watch: training goes on meanwhile."""
-        with suppress(RuntimeError):  # of the store: if its host is gone, the process group notices that
-            if self._wire.rank == 0:
-                self._lead_attempt()
-            else:
-                self._follow_attempt()
-
     def _lead_attempt(self) -> None:
         now = time.monotonic()
         with self._state:
@@ -424,12 +343,8 @@ class RowLink:
         self._store.set(f"try/{self._attempt + 1}", "")  # if that fails, the number is not used up
         self._take_part(self._attempt + 1)
 
-    def _follow_attempt(self) -> None:
-        newest = self._attempt
-        while self._store.check([f"try/{newest + 1}"]):  # more than one, if this rank was not there for long
-            newest += 1
-        if newest > self._attempt:
-            self._take_part(newest)
+    def _follow(self, attempt: int) -> None:
+        self._take_part(attempt)
 
     def _take_part(self, attempt: int) -> None:
         self._drop_ready()
@@ -439,22 +354,17 @@ class RowLink:
             self._warn_of_attempt(why)
 
     def _warn_of_attempt(self, why: str) -> None:
-        self._warn(
-            f"the aggregator at {self._where} does not pass rows on for this run yet ({why}); the process group goes on",
-            why,
-        )
+        if len(self._warned) <= MOST_REASONS:
+            self._warn(
+                f"the aggregator at {self._where} does not pass rows on for this run yet ({why}); the process group goes on",
+                why,
+            )
 
     def _drop_ready(self) -> None:
         with self._state:
             ready, self._ready = self._ready, None
         if ready is not None:
             ready[1].close()
-
-    def _warn(self, sentence: str, reason: str) -> None:
-        """A warning of rank 0; INFO on the others, and for a reason that was warned of since the aggregator was last steady."""
-        new = reason not in self._warned and len(self._warned) < 8
-        self._warned.add(reason)
-        log.log(logging.WARNING if new and self._wire.rank == 0 else logging.INFO, sentence)
 
     # ---- for the wire ----
 
@@ -469,25 +379,8 @@ class RowLink:
             time.sleep(0.02)
         return seat.membership.lost if seat else ()
 
-    def close(self) -> None:
-        """Waits a moment for the others: one may lack our last acknowledgement, and have nobody but us to get it from."""
-        if self._error is None:
-            self._wait_for_the_others()
-        with self._state:
-            self._closing = True
-            self._state.notify_all()
-        self._thread.join(2.0)  # unless it stands in a meeting that nobody comes to
+    def _leave(self) -> None:
         self._drop_ready()
         seat, self._seat = self._seat, None
         if seat is not None:
             seat.close()
-        if dist.is_initialized():
-            dist.destroy_process_group(self._meeting)
-
-    def _wait_for_the_others(self) -> None:
-        deadline = time.monotonic() + _FAREWELL_S
-        with suppress(RuntimeError):  # the store may have gone with its host
-            self._store.set(f"done/{self._wire.rank}", "")
-            everybody = [f"done/{rank}" for rank in range(self._wire.world)]
-            while not self._store.check(everybody) and self._error is None and time.monotonic() < deadline:
-                time.sleep(0.01)
