@@ -80,22 +80,24 @@ def test_rows_through_the_aggregator_train_the_bits_of_the_process_group(ranks: 
         assert over_the_group <= found[0][2][name] < 1.2 * over_the_group, name
 
 
+@pytest.mark.parametrize("servers", [0, 2])
 def test_a_path_that_loses_repeats_and_reorders_changes_no_bit_with_hot_rows_too(
-    ranks: Any, expected: Any
+    ranks: Any, expected: Any, servers: int
 ) -> None:
     aggregator = Aggregator()
     try:
-        found = ranks.run(4, train_over_a_bad_path, aggregator.at)
+        found = ranks.run(4 + servers, train_over_a_bad_path, aggregator.at, servers)
     finally:
         aggregator.close()
-    for (weights, (through, round_about, _), stats), _, passed in found:
+    for (weights, (through, round_about, _), stats), _, passed in found[:4]:
         assert same(weights, expected[0])
         assert through > 5 * STEPS and round_about == 0
-        assert passed > 200 and stats["hot_rows"] == 20
+        assert passed > 100 and stats["hot_rows"] == 20
     assert sum(dropped for _, dropped, _ in found) > 0
 
 
-def train_over_a_bad_path(rank: int, world: int, at: str) -> Any:
+def train_over_a_bad_path(rank: int, world: int, at: str, servers: int) -> Any:
+    os.environ["TACIT_AGGREGATOR_SECRET"] = SECRET
     relays: list[Relay] = []
 
     class Relayed(Membership):
@@ -106,7 +108,10 @@ def train_over_a_bad_path(rank: int, world: int, at: str) -> Any:
             self.segment = False  # the relay passes packets on, not runs
 
     row_seat.Membership = Relayed  # type: ignore[misc, attr-defined]
-    found = trained(rank, world, at, hot=True, mtu=200)
+    ranks = world - servers
+    found = (
+        rows.serve(servers) if rank >= ranks else trained(rank, ranks, at, hot=True, servers=servers, mtu=200)
+    )
     return found, relays[0].dropped, relays[0].passed
 
 

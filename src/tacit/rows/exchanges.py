@@ -35,7 +35,7 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TouchReport:
     """What ranks tell row servers about hot rows: bytes for each member, and how many come from each."""
 
     parts: Sequence[Tensor]
@@ -45,7 +45,7 @@ class Report:
 class Beside(Protocol):
     """What goes on beside the rows of pulls and pushes: hot rows."""
 
-    def report(self) -> Report | None:
+    def report(self) -> TouchReport | None:
         """What a pull takes along to row servers; None where there is nothing to tell, on all members alike."""
 
     def take_report(self, received: Sequence[Tensor]) -> None:
@@ -66,7 +66,7 @@ def pull(
     names, order, counts = _routed(owners, shards, keys)
     asked = _ask(owners, shards, names, keys, order, counts, kind)
     report = beside.report() if beside else None
-    told = report or Report([_joined([])] * owners.members, [0] * owners.members)
+    told = report or TouchReport([_joined([])] * owners.members, [0] * owners.members)
     given = [
         [
             part.view(torch.uint8).view(-1)

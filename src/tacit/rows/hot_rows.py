@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tacit.rows.adding import Adder
-from tacit.rows.exchanges import Report
+from tacit.rows.exchanges import TouchReport
 from tacit.rows.hot import Hot
 from tacit.rows.hot_agreement import bring_back
 from tacit.rows.hot_checkpoint import SavedHot
@@ -199,7 +199,7 @@ class HotRows:
 
     # ---- what row servers, which are in no sum, learn of touches: a part of their hot rows from each rank
 
-    def report(self) -> Report | None:
+    def report(self) -> TouchReport | None:
         """How many ranks have touched each hot row in the step that has not ended, once."""
         owners = self._owners
         if not owners.servers or not self._unsettled or self._reported:
@@ -207,13 +207,13 @@ class HotRows:
         parts, nbytes = [torch.empty(0, dtype=torch.uint8)] * owners.members, [0] * owners.members
         if owners.serves:
             nbytes[: owners.world] = [4 * self._lanes_of(count) for count in self._reported_by_rank()]
-            return Report(parts, nbytes)
+            return TouchReport(parts, nbytes)
         if self._touching is not None:
             self._touching.result()
         for place, holder in enumerate(owners.holders):
             own = self._touches_of(place).tensor_split(owners.world)[owners.rank]
             parts[holder] = pack_touches(own, owners.world).view(torch.uint8)
-        return Report(parts, nbytes)
+        return TouchReport(parts, nbytes)
 
     def take_report(self, received: Sequence[Tensor]) -> None:
         """On a row server the numbers come, on ranks nothing."""
