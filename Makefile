@@ -31,7 +31,7 @@ demo: $(READY)  ## train a small model with several strategies, and compare them
 test: $(READY)  ## run the tests, and show how long each room took
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(READY)  ## run the tests that start no processes (under a minute)
+test-fast: $(READY)  ## run the tests that start no processes
 	@$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-failed: $(READY)  ## run what failed the last time once more, one test after another
