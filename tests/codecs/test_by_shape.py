@@ -25,6 +25,7 @@ def noise(world, seed=0):
     return [torch.randn(LAYOUT.numel, generator=rng) for _ in range(world)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_written_in_one_form_and_keeps_all_rules(text):
     codec = parse_codec(text)

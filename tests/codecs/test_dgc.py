@@ -96,6 +96,7 @@ def test_what_is_not_finite_reaches_all_and_is_forgotten(bad):
     assert later[0].total.isfinite().all()
 
 
+@pytest.mark.slow
 def test_all_rules():
     for text in ("dgc(0.05, warmup=3)", "dgc(0.02, clip=0.5, warmup=0) > int8"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

@@ -73,6 +73,7 @@ def test_simulation_carries_it_over_the_tree_and_over_nothing_else():
         of_codec("gtopk", 10**6, ring(8))
 
 
+@pytest.mark.slow
 def test_all_rules():
     for text in ("gtopk(0.05) > int8",):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

@@ -31,6 +31,7 @@ def low_rank(rows, columns, rank, seed=0):
     return torch.randn(rows, rank, generator=rng) @ torch.randn(rank, columns, generator=rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

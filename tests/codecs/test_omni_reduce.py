@@ -63,6 +63,7 @@ def test_blocks_are_found_by_the_core_as_by_torch():
             assert torch.equal(out.bool(), (rows != 0).any(1))
 
 
+@pytest.mark.slow
 def test_all_rules_and_schemes():
     for text in ("omnireduce(32) > int4", "ef(omnireduce(32) > hush)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

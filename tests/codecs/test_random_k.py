@@ -67,6 +67,7 @@ def test_it_goes_where_its_numbers_go():
     assert not parse_codec("randomk > int8").traits.summable
 
 
+@pytest.mark.slow
 def test_all_rules():
     for text in ("randomk(0.5, unbiased=True) > int8", "ef(randomk(0.2) > int4)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

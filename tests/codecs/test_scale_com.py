@@ -49,6 +49,7 @@ def test_two_requests_of_a_place_and_a_number_each():
     assert asked[0].nbytes == -(-(100 * (6 + 1) + (9999 >> 6)) // 8) == 107  # 8.6 bits a place
 
 
+@pytest.mark.slow
 def test_it_goes_where_its_numbers_go_and_keeps_all_rules():
     for text in ("ef(scalecom(0.05) > hush)",):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

@@ -96,6 +96,7 @@ def test_a_lane_that_would_overflow_is_counted_not_wrapped():
     assert lanes.tolist() == [255] * 16
 
 
+@pytest.mark.slow
 def test_options_are_checked_and_rules_kept():
     for text, hint in (
         ("thc(bits=5)", "2, 3 or 4 bits"),

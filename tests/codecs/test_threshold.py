@@ -35,6 +35,7 @@ def test_with_memory_small_gradients_arrive_once_they_have_added_up():
     assert totals == pytest.approx([0, 0, 0, 1.2, 0, 0, 0, 1.2])
 
 
+@pytest.mark.slow
 def test_other_formats_and_all_rules():
     for text in ("threshold(0.1) > int8", "ef(threshold(0.5) > bf16)"):
         assert [f for f in check(parse_codec(text)) if not f.passed] == []

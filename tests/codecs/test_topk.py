@@ -161,6 +161,7 @@ def test_a_decay_of_one_is_plain_error_feedback_and_of_zero_is_none():
     assert str(ErrorFeedback(TopK(), 1.0)) == str(ErrorFeedback(TopK())) == f"ef({TopK()})"
 
 
+@pytest.mark.slow
 def test_every_rule_of_the_kit_is_kept():
     for text in ("topk", "topk(share=0.05, bits=3, chunk=500)", "ef(topk)"):
         assert not [f for f in check(parse_codec(text)) if not f.passed]
@@ -243,6 +244,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", CHAINS)
 def test_a_chain_is_written_in_one_form_and_keeps_all_rules(text):
     codec = parse_codec(text)

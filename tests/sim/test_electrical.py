@@ -178,6 +178,7 @@ def test_a_network_from_a_file_costs_what_the_same_network_by_arithmetic_does(tm
     assert found.time_s == pytest.approx(cost(ring_schedule(16), S, network).time_s)
 
 
+@pytest.mark.slow
 def test_a_large_ring_and_structured_schedules_at_100_000_ranks_are_costed():
     assert cost(ring_schedule(4096), S, fat_tree(26)).stage_count == 8190
     network = star(100_000)

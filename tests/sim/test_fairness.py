@@ -26,6 +26,7 @@ def loads(draw):
     return paths, np.array(capacity), np.array(draw(each)), np.array(draw(each))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(loads(), st.booleans())
 def test_shares_are_feasible_and_every_flow_has_a_full_link_where_nobody_gets_more(load, by_penalty):

@@ -429,6 +429,7 @@ def test_no_torch_is_imported():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_ngrams_of_the_library_that_the_table_was_computed_with():
     law = parse_popularity("ngrams")
     if law.look_ups != 21_886_029:

@@ -40,6 +40,7 @@ def stages(draw, most=40):
     return n, Stage.of(src, (src + ahead) % n, count=count), way
 
 
+@pytest.mark.slow
 @given(made=stages(), w=st.integers(1, 9), stripe=st.booleans())
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_every_assignment_passes_the_check_and_wastes_little(made, w, stripe):
@@ -54,6 +55,7 @@ def test_every_assignment_passes_the_check_and_wastes_little(made, w, stripe):
         assert light.stripes.min() >= max(1, w // (2 * peak))
 
 
+@pytest.mark.slow
 @given(made=stages(), w=st.integers(1, 9), senders=st.integers(1, 4), stripe=st.booleans())
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_no_node_drives_more_wavelengths_than_it_has_transceivers(made, w, senders, stripe):
@@ -85,6 +87,7 @@ def test_a_node_with_too_few_transceivers_serves_the_rest_in_further_parts():
         check(star, light, OpticalRing(9, 8, transceivers=3))
 
 
+@pytest.mark.slow
 @given(made=stages(), w=st.integers(1, 6), data=st.data())
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_the_check_agrees_with_counting_every_wavelength_on_every_arc(made, w, data):

@@ -69,6 +69,7 @@ def test_lights_on_one_track_do_not_touch():
                 assert all(b <= c + turn or d + turn <= a for turn in turns)
 
 
+@pytest.mark.slow
 def test_on_a_network_arrows_say_add_or_copy_and_aggregators_sit_on_switches():
     figure = draw_stages(build("star", 8), parse_fabric("star(rate=10Gbit)", 8))
     assert [len(panel) for panel in arrows(figure)] == [8, 8]

@@ -57,6 +57,7 @@ def test_reductions_of_every_reading(reading, ring, h_ring, bt):
     assert ours == pytest.approx({"ring": ring, "h_ring": h_ring, "bt": bt}, abs=0.006)
 
 
+@pytest.mark.slow
 def test_the_later_set_is_met_within_a_tenth_of_a_point(data):
     ours, reported = data["later"]["readings"][0]["ours"], data["reported_percent"]["later (2023-02)"]
     for name in ("ring", "h_ring", "bt"):
@@ -114,6 +115,7 @@ def test_times_of_every_case_are_in_the_data(data):
     assert json.loads(json.dumps(data))["paper"] == "WRHT, arXiv 2207.10982"
 
 
+@pytest.mark.slow
 def test_figures_are_written_twice_the_same(data, tmp_path):
     once, again = (papers.write_figures(data, tmp_path / name) for name in ("once", "again"))
     assert [path.name for path in once] == ["wrht-40GBps.svg", "wrht-40Gbps.svg"]
