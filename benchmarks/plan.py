@@ -26,7 +26,7 @@ from tacit.records import host_facts
 RATES = ("50Mbit", "100Mbit", "200Mbit", "300Mbit", "500Mbit", "700Mbit", "1Gbit", "loopback")
 MODELS = ("vgg16", "resnet50", "bytes")
 STRATEGIES = ("bf16 / allreduce", "int8", "int4", "hush", "lowrank(8)")
-QUICK = {"rates": ("100Mbit", "1Gbit"), "models": ("vgg16", "bytes"), "steps": 5}
+QUICK = {"rates": ("100Mbit", "1Gbit"), "models": ("vgg16", "bytes"), "steps": 4}
 WITHIN = (0.10, 0.15)
 BEHIND = 0.05
 STEADY = 1.15  # other programs slowed the computation by more: neither prediction nor measurement is of this machine
@@ -39,6 +39,7 @@ def run(rate: str, args: argparse.Namespace, folder: Path) -> list[Row]:
         "strategies": [_written(each) for each in args.strategies],
         "steps": args.steps,
         "budget_s": args.budget,
+        "realtime": args.realtime,
     }
     return measured("plan_node", rate, order, folder, _print_setup, realtime=args.realtime)
 
@@ -115,7 +116,7 @@ def main() -> None:
     )
     add_setup_arguments(parser, rates=RATES, models=MODELS)
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
-    parser.add_argument("--steps", type=int, default=8, help="timed steps of each choice")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of each choice, in each of two measurements")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a probe")
     parser.add_argument("--quick", action="store_true", help="4 set-ups, about 3 minutes")
     parser.add_argument("--out", type=Path, help="a folder for setups.jsonl and the plot")

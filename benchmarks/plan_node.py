@@ -5,10 +5,12 @@ Nothing measured goes into a prediction: the probe is over before the first step
 
 import gc
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,11 +24,14 @@ from tacit.errors import ConfigError
 from tacit.lab.experiments.baselines import connect, named
 from tacit.lab.experiments.jobs.common import Contender, Progress, interleave, joined, say, slowest
 from tacit.lab.experiments.jobs.replay import ReplaySetup, parts
+from tacit.lab.network.exec_in_host import REALTIME
 from tacit.plan import BucketSizes, Prediction, Probe, RecordedStep, advise, predict, probe, record_step
+from tacit.plan.files import as_record
 from tacit.sim.workloads import Layer, Workload, workload
 
 PEERS = {"DDP": "fp32", "DDP fp16": "fp16", "DDP bf16": "bf16"}
 LOOPBACK_SCALE_BPS = 600e6  # replays on loopback are as large as on a link of this rate
+PASSES = 2  # of each pair, connected anew: how far they are apart is what no prediction can be better than
 WARMUP = 2  # DDP cuts its buckets anew after the first step
 
 
@@ -39,6 +44,7 @@ class Order:
     strategies: tuple[str, ...]
     steps: int
     budget_s: float
+    realtime: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,15 @@ class Setup:
     contender: Callable[[str], Contender]
     alone: Contender
     compute: Callable[[], object]  # as it is beside an exchange
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One measurement of all choices of a set-up, the slowest rank's steps."""
+
+    compute_s: list[float]
+    step_s: dict[str, list[float]]
+    split: dict[str, dict[str, float]]
 
 
 def replayed(name: str, rate_bps: float | None) -> Setup:
@@ -128,28 +143,46 @@ def compared(setup: Setup, order: Order) -> dict[str, Any]:
     found = probed(setup, choices, order)
     predictions = predict(found, setup.step, buckets=setup.buckets)
     advice = advise(found, predictions)
-    contenders = [setup.contender(each.choice) for each in predictions]
-    everyone = [*contenders, setup.alone]
-    progress = Progress(setup.model, "steps", len(everyone) * (WARMUP + order.steps))
-    interleave(everyone, steps=order.steps, warmup=WARMUP, progress=progress, transmitted=lambda: 0)
-    measured = {each.name: slowest(each.step_s) for each in contenders}
-    compute_s = median(slowest(setup.alone.step_s))
-    for each in contenders:
-        assert each.link is not None
-        each.link.close()
+    passes = [_steps(setup, [each.choice for each in predictions], order.steps) for _ in range(PASSES)]
     return {
         "rate_bps": order.rate_bps,
         "model": setup.model,
         "parameters": setup.step.workload.parameters,
         "compute_s": setup.step.compute_s,
-        "measured_compute_s": compute_s,  # the same steps without an exchange: apart from compute_s, the machine changed meanwhile
+        "measured_compute_s": median(
+            s for each in passes for s in each.compute_s
+        ),  # the same steps without an exchange: apart from compute_s, the machine changed meanwhile
         "drift": found.drift,
         "probe_s": found.took_s,
         "chosen": advice.winner.choice,
         "verdict": advice.verdict,
-        "calibrations": [asdict(each) for each in found.calibrations],
-        "rows": [_row(each, measured[each.choice]) for each in predictions],
+        "probe": as_record(found),
+        "step": as_record(setup.step),
+        "bucket_nbytes": setup.buckets.nbytes,
+        "rows": [_row(each, passes) for each in predictions],
     }
+
+
+def _steps(setup: Setup, choices: Sequence[str], steps: int) -> Pass:
+    """Every choice is connected anew, and all of them and the computation alone take their steps in turn."""
+    contenders = [setup.contender(choice) for choice in choices]
+    everyone = [*contenders, setup.alone]
+    progress = Progress(setup.model, "steps", len(everyone) * (WARMUP + steps))
+    interleave(everyone, steps=steps, warmup=WARMUP, progress=progress, transmitted=lambda: 0)
+    found = Pass(
+        slowest(setup.alone.step_s),
+        {each.name: slowest(each.step_s) for each in contenders},
+        {each.name: _split(each) for each in contenders},
+    )
+    for each in contenders:
+        assert each.link is not None
+        each.link.close()
+    return found
+
+
+def _split(contender: Contender) -> dict[str, float]:
+    """Of rank 0, the median seconds of each part of a step that tacit measures."""
+    return {part: median(step[part] for step in contender.split_s) for part in contender.split_s[0]}
 
 
 def probed(setup: Setup, choices: list[str], order: Order) -> Probe:
@@ -170,16 +203,28 @@ def probed(setup: Setup, choices: list[str], order: Order) -> Probe:
     raise AssertionError("the last try returns or raises")
 
 
-def _row(prediction: Prediction, measured_s: list[float]) -> dict[str, Any]:
+def _row(prediction: Prediction, passes: Sequence[Pass]) -> dict[str, Any]:
+    steps_s = [each.step_s[prediction.choice] for each in passes]
     return {
         "choice": prediction.choice,
         "predicted_s": prediction.step_s,
         "low_s": prediction.low_s,
         "high_s": prediction.high_s,
         "limited_by": prediction.limited_by,
-        "measured_s": median(measured_s),
-        "steps_s": measured_s,
+        "wire_s": prediction.wire_s,
+        "codec_s": prediction.codec_s,
+        "measured_s": median(s for each in steps_s for s in each),
+        "pass_s": [median(each) for each in steps_s],
+        "steps_s": steps_s,
+        "split": passes[-1].split[prediction.choice],
     }
+
+
+def before_others() -> None:
+    """On loopback, where no lab does it: all threads of this rank go before the ordinary processes of the machine."""
+    with suppress(PermissionError):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(REALTIME))
 
 
 def main() -> None:
@@ -188,6 +233,8 @@ def main() -> None:
     )
     with joined():
         say("ready")
+        if order.realtime and order.rate_bps is None:
+            before_others()
         time.sleep(1.0)  # the runner may put the ranks before other processes
         for name in order.models:
             make = partial(real, name) if name in BUILDERS else partial(replayed, name, order.rate_bps)
