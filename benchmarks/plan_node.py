@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -23,15 +24,18 @@ from tacit.demo.tasks import BUILDERS
 from tacit.errors import ConfigError
 from tacit.lab.experiments.baselines import connect, named
 from tacit.lab.experiments.jobs.common import Contender, Progress, interleave, joined, say, slowest
-from tacit.lab.experiments.jobs.replay import ReplaySetup, parts
+from tacit.lab.experiments.jobs.replay import Replayed, ReplaySetup, parts
 from tacit.lab.network.exec_in_host import REALTIME
 from tacit.plan import BucketSizes, Prediction, Probe, RecordedStep, advise, predict, probe, record_step
 from tacit.plan.files import as_record
+from tacit.plan.steps import CommonStopwatch
+from tacit.plan.steps import slowest as slowest_step
 from tacit.sim.workloads import Layer, Workload, workload
 
 PEERS = {"DDP": "fp32", "DDP fp16": "fp16", "DDP bf16": "bf16"}
-LOOPBACK_SCALE_BPS = 600e6  # replays on loopback are as large as on a link of this rate
+SCALED_BPS = 100e6  # replays are as large on every link as they must be for half a second of plain DDP on one of this rate
 PASSES = 2  # of each pair, connected anew: how far they are apart is what no prediction can be better than
+RECORDED = 8  # steps that a model is recorded for
 WARMUP = 2  # DDP cuts its buckets anew after the first step
 
 
@@ -68,26 +72,54 @@ class Pass:
     split: dict[str, dict[str, float]]
 
 
-def replayed(name: str, rate_bps: float | None) -> Setup:
-    """A known model, scaled so that plain DDP's exchange takes about half a second on this link."""
+def replayed(name: str) -> Setup:
+    """A known model, scaled alike on all links, so that fast ones have little to send and slow ones much."""
     whole = workload(name)
-    rate_bps = rate_bps or LOOPBACK_SCALE_BPS
-    scale = min(1.0, 0.45 * rate_bps / (8 * 1.5 * 4 * whole.parameters))
+    scale = 0.45 * SCALED_BPS / (8 * 1.5 * 4 * whole.parameters)
     stage = ReplaySetup(parts(whole, scale), 0, dist.get_rank())
-    layers = tuple(
-        Layer(layer.name, kept.numel() if layer.shape else 0, layer.forward_s, layer.backward_s)
-        for layer, kept in zip(stage.layers, stage.storage, strict=True)
-    )
     nbytes = bucket_nbytes(stage.numel)
     alone = stage.alone()
+    step, alone.step = alone.step, partial(together, alone.step)
     return Setup(
         f"{name}, {stage.numel:,} parameters",
-        RecordedStep(Workload(name, layers, "replayed")),
+        recorded_replay(name, stage),
         BucketSizes(nbytes, nbytes),
         lambda choice: stage.contender(named(PEERS.get(choice, choice)), nbytes, choice),
         alone,
-        alone.step,
+        step,
     )
+
+
+def recorded_replay(name: str, stage: ReplaySetup) -> RecordedStep:
+    """A replay's step as it runs here: what it sleeps, and what autograd makes of its gradients."""
+    model = Replayed(stage.layers, stage.gradients, stage.clock, stage.storage)
+    weights, named_layers = list(model.weights), [layer for layer in stage.layers if layer.shape]
+    arrived_s: list[float] = []
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda _: arrived_s.append(time.perf_counter()))
+    stopwatch, steps = CommonStopwatch(), list[list[float]]()
+
+    def step() -> None:
+        arrived_s.clear()
+        start_s = time.perf_counter()
+        token = model()
+        forward_s = time.perf_counter()
+        token.backward()
+        ends_s = [start_s, forward_s, *arrived_s]
+        steps.append([b - a for a, b in pairwise(ends_s)])
+        for weight in weights:
+            weight.grad = None
+
+    step()
+    cpu_s, start_s = time.process_time(), time.perf_counter()
+    totals = [stopwatch.seconds(step) for _ in range(RECORDED)]
+    cpu = (time.process_time() - cpu_s) / (time.perf_counter() - start_s)
+    forward_s, *backward_s = (median(column) for column in zip(*steps[1:], strict=True))
+    layers = tuple(
+        Layer(layer.name, weight.numel(), forward_s / len(weights), s)
+        for layer, weight, s in zip(named_layers, weights, reversed(backward_s), strict=True)
+    )
+    return slowest_step(RecordedStep(Workload(name, layers, "replayed"), cpu=cpu), totals=totals)
 
 
 def real(task_name: str) -> Setup:
@@ -100,7 +132,7 @@ def real(task_name: str) -> Setup:
 
     torch.manual_seed(0)
     model = task.model()
-    recorded = record_step(model, [x], loss=loss, optimizer=task.optimizer(model), name=task_name, repeats=8)
+    recorded = record_step(model, [x], loss=loss, optimizer=task.optimizer(model), name=task_name, repeats=RECORDED)
     nbytes = bucket_nbytes(recorded.workload.parameters)
 
     def contender(choice: str) -> Contender:
@@ -126,10 +158,17 @@ def real(task_name: str) -> Setup:
         compute()
         own.step()
 
+    step = partial(together, alone)
     about = f"{task_name}, {recorded.workload.parameters:,} parameters"
     return Setup(
-        about, recorded, BucketSizes(nbytes, nbytes), contender, Contender("no communication", alone), compute
+        about, recorded, BucketSizes(nbytes, nbytes), contender, Contender("no communication", step), compute
     )
+
+
+def together(step: Callable[[], object]) -> None:
+    """The step of all ranks: on cores that they share, one may begin when another has ended."""
+    step()
+    dist.barrier()
 
 
 def bucket_nbytes(numel: int) -> int:
@@ -237,7 +276,7 @@ def main() -> None:
             before_others()
         time.sleep(1.0)  # the runner may put the ranks before other processes
         for name in order.models:
-            make = partial(real, name) if name in BUILDERS else partial(replayed, name, order.rate_bps)
+            make = partial(real, name) if name in BUILDERS else partial(replayed, name)
             say("setup", **compared(make(), order))
             gc.collect()  # models of a set-up must not outlive the process group
         dist.barrier()

@@ -93,7 +93,7 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
     if cost.choice in BASELINES:
         sizes = replace(sizes, nbytes=sizes.ddp_nbytes)
     factor, low, high, calibrated = _factors(probe, cost.choice)
-    probe = replace(probe, cores=_cores(probe))
+    probe = replace(probe, cores=_cores(probe, cost.choice))
     times = played(probe, step, cost, sizes, Pace(factor=factor))
     picks = (
         (Curve.at, Curve.at) if calibrated else (Curve.low, Curve.high)
@@ -148,8 +148,12 @@ def _factors(probe: Probe, choice: str) -> tuple[float, float, float, bool]:
     return factor, factor * _UNCALIBRATED[0], factor * _UNCALIBRATED[1], False
 
 
-def _cores(probe: Probe) -> float:
-    """Those that a rank has beside its computation, as exchanges were tried beside one; else those that it is given."""
+def _cores(probe: Probe, choice: str) -> float:
+    """Those that a rank has beside its computation, as this choice's exchange, or else those of others, were tried beside one; else those
+    that it is given."""
+    own = probe.calibration(choice)
+    if own is not None and own.cores is not None:
+        return own.cores
     tried = [each.cores for each in probe.calibrations if each.cores is not None]
     return median(tried) if tried else probe.cores
 

@@ -21,6 +21,7 @@ from tacit.plan.exchanges import Gradients
 from tacit.plan.models import digest_of_model, machine_here
 from tacit.plan.operations import Bench, Reference, alone, measured, reference
 from tacit.plan.predicting import length_name, numels_of, predict
+from tacit.plan.steps import CommonStopwatch
 from tacit.plan.values import (
     BASELINES,
     BucketSizes,
@@ -157,12 +158,8 @@ def check_steady(before: Reference, after: Reference) -> None:
 
 def _drift(bench: Bench, step: RecordedStep, compute: Callable[[], object]) -> float:
     """The computation now over the recorded one."""
-    took = []
-    for _ in range(_DRIFT_STEPS):
-        bench.together()
-        start = time.perf_counter()
-        compute()
-        took.append(time.perf_counter() - start)
+    stopwatch = CommonStopwatch(bench.wire.group)
+    took = [stopwatch.seconds(compute) for _ in range(_DRIFT_STEPS)]
     then_s = step.workload.forward_s + step.workload.backward_s
     return median(bench.worst(took)) / then_s if then_s else 1.0
 

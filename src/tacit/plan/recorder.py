@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from tacit.errors import ConfigError
 from tacit.sim.workloads import Layer, Workload
 
+_Passes = tuple[dict[str, float], dict[str, float]]  # seconds of every layer, forward and backward
+
 
 def record_workload(
     model: nn.Module,
@@ -39,9 +41,9 @@ def timed_layers(
     name: str = "",
     repeats: int = 5,
     clock: Callable[[], float] = perf_counter,
-    together: Callable[[], None] = lambda: None,
+    timed: Callable[[Callable[[], object]], float] | None = None,
 ) -> tuple[Workload, list[float]]:
-    """As `record_workload`, with the seconds of each step beside it; `together` is called before each."""
+    """As `record_workload`, with the seconds of each step beside it, as `timed` finds them when it runs one."""
     if repeats < 1:
         raise ConfigError(f"repeats={repeats}: record 1 step or more")
     layers = layers_of(model)
@@ -51,11 +53,14 @@ def timed_layers(
         )
     kept = [(p, p.grad) for p in model.parameters()]
     try:
-        steps = []
+        steps, totals = list[_Passes](), list[float]()
         for _ in range(repeats + 1):
-            together()
-            steps.append(_step(model, layers, inputs, loss or mean_of, clock))
-        del steps[0]
+            totals.append(
+                (timed or _clocked)(
+                    lambda: steps.append(_step(model, layers, inputs, loss or mean_of, clock))
+                )
+            )
+        del steps[0], totals[0]
     finally:
         for parameter, grad in kept:
             parameter.grad = grad
@@ -67,9 +72,14 @@ def timed_layers(
         Layer(n, sum(p.numel() for p in layers[n][1]), forward[n], backward[n]) for n in (*order, *silent)
     ]
     device = next(model.parameters()).device
-    totals = [sum(step[0].values()) + sum(step[1].values()) for step in steps]
     source = f"recorded: median of {repeats} steps on {device}"
     return Workload(name or type(model).__name__, tuple(found), source), totals
+
+
+def _clocked(run: Callable[[], object]) -> float:
+    start_s = perf_counter()
+    run()
+    return perf_counter() - start_s
 
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]]]:
@@ -90,7 +100,7 @@ def _step(
     inputs: Sequence[Any],
     loss: Callable[[Any], Tensor],
     clock: Callable[[], float],
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> _Passes:
     """Seconds of every layer, forward and backward, in the order in which they ended."""
     last_s = 0.0
 

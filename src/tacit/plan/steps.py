@@ -16,6 +16,7 @@ from tacit.plan.values import RecordedStep
 from tacit.sim.workloads import Layer, Workload
 
 REPEATS = 5
+_MEETINGS = 5  # barriers that are timed
 
 
 def record_step(
@@ -50,12 +51,13 @@ def record_step(
         >>> step.workload.parameters
         10
     """
+    stopwatch = CommonStopwatch(group)
     cpu, start = time.process_time(), time.perf_counter()
     work, totals = timed_layers(
-        model, inputs, loss=loss, name=name, repeats=repeats, together=lambda: _together(group)
+        model, inputs, loss=loss, name=name, repeats=repeats, timed=stopwatch.seconds
     )
     share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
-    other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats)
+    other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats, stopwatch)
     return slowest(RecordedStep(work, other_s, cpu=share), group, totals=totals)
 
 
@@ -90,16 +92,38 @@ def slowest(
     return RecordedStep(Workload(step.workload.name, made, step.workload.source), other_s, low, high, cpu)
 
 
-def _together(group: dist.ProcessGroup | None) -> None:
-    if _grouped(group):
-        dist.barrier(group)
+class CommonStopwatch:
+    """Times what all ranks begin together, until the last has ended. All of them call it.
+
+    Where ranks share cores, one may leave a barrier only when another has computed: no rank's own clock shows what all of them take.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group, self._grouped = group, _grouped(group)
+        self._meeting_s = 0.0
+        self._meeting_s = median(self.seconds(lambda: None) for _ in range(_MEETINGS))
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """From the common beginning to the last end, as this rank sees it, without what the ranks take to meet."""
+        self._meet()
+        start_s = time.perf_counter()
+        run()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        own_s = time.perf_counter() - start_s
+        self._meet()
+        return max(own_s, time.perf_counter() - start_s - self._meeting_s)
+
+    def _meet(self) -> None:
+        if self._grouped:
+            dist.barrier(self._group)
 
 
 def _grouped(group: dist.ProcessGroup | None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def _optimizer_s(optimizer: torch.optim.Optimizer, repeats: int) -> float:
+def _optimizer_s(optimizer: torch.optim.Optimizer, repeats: int, stopwatch: CommonStopwatch) -> float:
     """Seconds of a step with gradients of zero; parameters and state are put back."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [(p, p.detach().clone(), p.grad) for p in parameters]
@@ -109,11 +133,7 @@ def _optimizer_s(optimizer: torch.optim.Optimizer, repeats: int) -> float:
         for p in parameters:
             p.grad = torch.zeros_like(p)
         for _ in range(repeats):
-            start = time.perf_counter()
-            optimizer.step()
-            if torch.accelerator.is_available():
-                torch.accelerator.synchronize()
-            took.append(time.perf_counter() - start)
+            took.append(stopwatch.seconds(optimizer.step))
     finally:
         for p, value, grad in kept:
             p.data.copy_(value)
