@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -132,7 +133,9 @@ def real(task_name: str) -> Setup:
 
     torch.manual_seed(0)
     model = task.model()
-    recorded = record_step(model, [x], loss=loss, optimizer=task.optimizer(model), name=task_name, repeats=RECORDED)
+    recorded = record_step(
+        model, [x], loss=loss, optimizer=task.optimizer(model), name=task_name, repeats=RECORDED
+    )
     nbytes = bucket_nbytes(recorded.workload.parameters)
 
     def contender(choice: str) -> Contender:
@@ -262,8 +265,8 @@ def _row(prediction: Prediction, passes: Sequence[Pass]) -> dict[str, Any]:
 def before_others() -> None:
     """On loopback, where no lab does it: all threads of this rank go before the ordinary processes of the machine."""
     with suppress(PermissionError):
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(REALTIME))
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(REALTIME))
 
 
 def main() -> None:

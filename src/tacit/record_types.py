@@ -511,6 +511,15 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1
 
 
+class PairFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Links between two ranks: tacit.plan.PairRates."""
+
+    typical_bps: Number = 0.0
+    slowest_bps: Number = 0.0
+    sender: int = 0
+    receiver: int = 0
+
+
 class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     """What `tacit plan` measured: tacit.plan.Probe."""
 
@@ -530,6 +539,7 @@ class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     assumed: str = ""
     model: str = ""
     copy: CurveFacts | None = None
+    pairs: PairFacts | None = None
     drift: Number = 1.0
 
 

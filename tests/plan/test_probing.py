@@ -1,12 +1,17 @@
 """A probe of real ranks: the same on all of them, predicted from as it is; wrong ones are refused."""
 
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from tacit import lab, launch
 from tacit.errors import ConfigError
-from tacit.plan.operations import Reference
+from tacit.plan.operations import Reference, rates_of
 from tacit.plan.probing import check_steady, probe
+from tacit.topology import star
 
 CHOICES = (
     "DDP",
@@ -48,6 +53,8 @@ def test_all_ranks_return_one_probe_and_one_advice(ranks):
     assert len(predictions) == len(CHOICES) and verdict.startswith("use ")
     assert all(0 < each.low_s <= each.step_s <= each.high_s for each in predictions)
     assert all(each.step_s > each.compute_s > 0 for each in predictions)
+    assert found.pairs.typical_bps >= found.pairs.slowest_bps > 1e6
+    assert {found.pairs.sender, found.pairs.receiver} == {0, 1}
     by_choice = {each.choice: each for each in predictions}
     numel = step.workload.parameters
     assert by_choice["DDP"].sent_nbytes == pytest.approx(4 * numel, rel=0.01)  # 2 (n - 1) / n of two ranks
@@ -90,6 +97,41 @@ def test_links_that_changed_during_the_probe_are_refused():
     sentence = "links changed during the probe: an all-reduce of 1.05 MB took 10 ms at the start and 40 ms"
     with pytest.raises(ConfigError, match=sentence):
         check_steady(seen(0.010, 0.010, 0.011), seen(0.040, 0.041, 0.039))
+
+
+def test_a_link_that_becomes_slower_during_the_probe_is_refused_by_all_ranks(tmp_path):
+    said = []
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(lab.up(star(2, rate_bps=100e6), folder=tmp_path / "labs"))
+        except lab.NoNamespacesError as cause:
+            pytest.skip(str(cause))
+
+        def heard(rank, message):
+            said.append((rank, message))
+            if message["kind"] == "looked":
+                network.reshape(star(2, rate_bps=20e6))
+
+        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        specs = [launch.RankSpec(s.prefix, {**s.env, **path}) for s in network.rank_specs()]
+        launch.run("probing_rank", [], ranks=2, on_message=heard, log_dir=tmp_path, rank_specs=specs)
+    ends = {rank: message for rank, message in said if message["kind"] != "looked"}
+    assert {message["kind"] for message in ends.values()} == {"refused"} and len(ends) == 2
+    assert "links changed during the probe: an all-reduce of 1.05 MB took" in ends[0]["sentence"]
+
+
+def test_the_slow_link_among_all_pairs_is_found():
+    """Rank 1 sends slowly to rank 2: both are late in that round, and each is on time in another."""
+    took_s = {
+        1: [0.010, 0.080, 0.081, 0.010],
+        2: [0.011, 0.012, 0.010, 0.011],
+        3: [0.012, 0.010, 0.011, 0.010],
+    }
+    found = rates_of(took_s, 1000)
+    assert (found.sender, found.receiver) == (1, 2)
+    assert found.slowest_bps == pytest.approx(8000 / 0.080) and found.typical_bps == pytest.approx(
+        8000 / 0.010
+    )
 
 
 def test_a_probe_without_ranks_is_refused():

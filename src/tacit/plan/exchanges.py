@@ -18,7 +18,7 @@ from tacit.layout import Layout
 from tacit.memory import MemoryStore
 from tacit.plan.costs import HALVES, gradient
 from tacit.plan.operations import Bench
-from tacit.plan.predicting import ddp_buckets, exchange_alone, own_buckets
+from tacit.plan.predicting import crossing_of, ddp_buckets, exchange_alone, own_buckets
 from tacit.plan.values import BASELINES, BucketSizes, Probe, StrategyCost
 from tacit.schemes import Channel
 from tacit.sim.workloads import Layer, Workload
@@ -33,11 +33,18 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """A bucket: gradients as autograd leaves them, the bucket that they are copied into, and where the mean goes."""
+    """A bucket: gradients as autograd leaves them, the bucket that they are copied into, and where the mean goes; all three whole, and the
+    first and the second layer by layer, as DDP handles them."""
 
     gradients: Tensor
     bucket: Tensor
     mean: Tensor
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    def fill(self) -> Tensor:
+        for x, part in self.layers:
+            part.copy_(x)
+        return self.bucket
 
 
 @dataclass(slots=True)
@@ -93,7 +100,9 @@ class ModelExchanges:
         key = "/".join(layer.name for layer in layers)
         if key not in self._shared:
             x = self._vector(layers)
-            self._shared[key] = _Buffers(x, torch.empty_like(x), torch.empty_like(x))
+            bucket, numels = torch.empty_like(x), [layer.parameters for layer in layers]
+            pairs = tuple(zip(x.split(numels), bucket.split(numels), strict=True))
+            self._shared[key] = _Buffers(x, bucket, torch.empty_like(x), pairs)
         return self._shared[key]
 
     def _strategy(
@@ -106,14 +115,15 @@ class ModelExchanges:
             for i, bucket in enumerate(layers)
         ]
         buffers = [self._buffers(bucket) for bucket in layers]
+        crossing = crossing_of(ddp_buckets(self._work, self._sizes), layers)
+        delivers = [_into(*each) for each in zip(buffers, crossing, strict=True)]
         memory, steps = MemoryStore(), iter(range(1 << 20))
 
         def begin() -> Callable[[], None]:
             step = next(steps)
             jobs = []
-            for bucket, own in zip(parts, buffers, strict=True):
-                own.bucket.copy_(own.gradients)
-                jobs.append(exchange.reduce(bucket, own.bucket, memory, _into(own.mean), seed=0, step=step))
+            for bucket, own, deliver in zip(parts, buffers, delivers, strict=True):
+                jobs.append(exchange.reduce(bucket, own.fill(), memory, deliver, seed=0, step=step))
 
             def finish() -> None:
                 exchange.wait(jobs)
@@ -150,9 +160,16 @@ def layout_of(layers: Sequence[Layer]) -> Layout:
     return Layout.of(shapes)
 
 
-def _into(mean: Tensor) -> Callable[[Tensor], None]:
+def _into(own: _Buffers, crosses: bool) -> Callable[[Tensor], None]:
+    """Writes a mean where gradients are: at once, or layer by layer where they lie in several of DDP's buckets."""
+    numels = [part.numel() for _, part in own.layers]
+
     def deliver(found: Tensor) -> None:
-        mean.copy_(found)
+        if not crosses:
+            own.mean.copy_(found)
+            return
+        for part, mean in zip(own.mean.split(numels), found.split(numels), strict=True):
+            part.copy_(mean)
 
     return deliver
 
@@ -179,9 +196,11 @@ def _ddp(bench: Bench, choice: str, buffers: Sequence[_Buffers]) -> Callable[[],
     for own in buffers:
         x = own.bucket
         if choice in HALVES:
-            sent = x.copy_(own.gradients).to(HALVES[choice]).div_(world)
+            sent = own.fill().to(HALVES[choice]).div_(world)
         else:
-            sent = torch.div(own.gradients, world, out=x)
+            sent = x
+            for gradients, part in own.layers:
+                torch.div(gradients, world, out=part)
         works.append((x, sent, dist.all_reduce(sent, group=bench.wire.group, async_op=True)))
 
     def finish() -> None:

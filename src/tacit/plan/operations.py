@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.plan.predicting import LONG_NBYTES
-from tacit.plan.values import Curve, OperationCurve
+from tacit.plan.values import Curve, OperationCurve, PairRates
 from tacit.transports import Wire
 
 _SHORT = (64, 16 << 10, LONG_NBYTES - 64)
@@ -28,6 +28,7 @@ _ROUNDS = 3
 _SHORT_S = 0.015  # operations that are shorter are measured several at a time
 _MOST_AT_A_TIME = 5
 _SLOW_S = 0.03
+_MOST_SHIFTS = 15
 _LEAST_SIZES = 3  # whatever they take: two points have no check
 
 
@@ -127,6 +128,34 @@ def alone(bench: Bench, nbytes: int) -> float:
     receives = [(0, came)] if rank == 1 else []
     took, _ = bench.seconds(lambda: bench.wire.exchange(sends, receives))
     return median(took)
+
+
+def pair_rates(bench: Bench, nbytes: int) -> PairRates:
+    """Every rank sends to the next but k at the same time, for each k: all pairs, or `_MOST_SHIFTS` for each rank where there are more."""
+    rank, world = bench.wire.rank, bench.wire.world
+    data = torch.zeros(nbytes, dtype=torch.uint8, device=bench.device)
+    came, rounds = torch.empty_like(data), list[list[float]]()
+    shifts = range(1, world, -(-(world - 1) // _MOST_SHIFTS))
+    for shift in shifts:
+        took_s = []
+        for _ in range(_ROUNDS):
+            bench.together()
+            start_s = time.perf_counter()
+            bench.wire.exchange([((rank + shift) % world, data)], [((rank - shift) % world, came)])
+            took_s.append(time.perf_counter() - start_s)
+        rounds.append(bench.worst([min(took_s) if each == rank else 0.0 for each in range(world)]))
+    return rates_of(dict(zip(shifts, rounds, strict=True)), nbytes)
+
+
+def rates_of(seconds: Mapping[int, Sequence[float]], nbytes: int) -> PairRates:
+    """From how long each rank took to send to the rank `shift` places on and to receive: a link took no longer than either of its ends."""
+    took_s = {
+        (sender, receiver := (sender + shift) % len(own_s)): min(own_s[sender], own_s[receiver])
+        for shift, own_s in seconds.items()
+        for sender in range(len(own_s))
+    }
+    (sender, receiver), slowest_s = max(took_s.items(), key=lambda each: each[1])
+    return PairRates(8 * nbytes / median(took_s.values()), 8 * nbytes / slowest_s, sender, receiver)
 
 
 @dataclass(frozen=True, slots=True)

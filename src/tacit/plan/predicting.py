@@ -189,7 +189,7 @@ def played(
     jobs = [job_of(probe, cost, numel, pace) for numel in numels]
     copies = {layer.name: _copied(probe, cost, layer.parameters, pace) for layers in own for layer in layers}
     if cost.choice not in BASELINES:
-        crossing = _crossing(ddp_layers, own)
+        crossing = crossing_of(ddp_layers, own)
         jobs = [
             replace(job, hook=_copied(probe, cost, numel, pace)) if crosses else job
             for job, numel, crosses in zip(jobs, numels, crossing, strict=True)
@@ -200,7 +200,7 @@ def played(
     )
 
 
-def _crossing(ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]]) -> list[bool]:
+def crossing_of(ddp: Sequence[Sequence[Layer]], own: Sequence[Sequence[Layer]]) -> list[bool]:
     """Whether a bucket's gradients lie in several of DDP's: the training thread then joins them."""
     place_of = {layer.name: place for place, bucket in enumerate(ddp) for layer in bucket}
     return [len({place_of[layer.name] for layer in layers}) > 1 for layers in own]

@@ -19,7 +19,7 @@ from tacit.plan.candidates import every_choice, parsed_choices
 from tacit.plan.costs import copy_cost, cost_of, measurable
 from tacit.plan.exchanges import Gradients
 from tacit.plan.models import digest_of_model, machine_here
-from tacit.plan.operations import Bench, Reference, alone, measured, reference
+from tacit.plan.operations import Bench, Reference, alone, measured, pair_rates, reference
 from tacit.plan.predicting import length_name, numels_of, predict
 from tacit.plan.steps import CommonStopwatch
 from tacit.plan.values import (
@@ -45,6 +45,7 @@ _DRIFT_STEPS = 3
 _CHANGED = 1.6  # the reference at the end over that at the start, or the other way round ...
 _CHANGED_S = 0.01  # ... and as much longer: less is what other programs on the machine do to it
 _PAIR_NBYTES = 1 << 20
+_EVERY_PAIR_NBYTES = 1 << 18
 _UNKNOWN_NUMEL = 1 << 20  # the largest bucket where no model is given: attach's own
 
 
@@ -220,7 +221,13 @@ def _with_links(bench: Bench, found: Probe) -> Probe:
     send = found.operation("send")
     at_once_s, alone_s = send.at(_PAIR_NBYTES), alone(bench, _PAIR_NBYTES)
     bits = 8 * _PAIR_NBYTES
-    return replace(found, latency_s=send.at(0), at_once_bps=bits / at_once_s, alone_bps=bits / alone_s)
+    return replace(
+        found,
+        latency_s=send.at(0),
+        at_once_bps=bits / at_once_s,
+        alone_bps=bits / alone_s,
+        pairs=pair_rates(bench, _EVERY_PAIR_NBYTES),
+    )
 
 
 def _finalists(

@@ -53,9 +53,7 @@ def record_step(
     """
     stopwatch = CommonStopwatch(group)
     cpu, start = time.process_time(), time.perf_counter()
-    work, totals = timed_layers(
-        model, inputs, loss=loss, name=name, repeats=repeats, timed=stopwatch.seconds
-    )
+    work, totals = timed_layers(model, inputs, loss=loss, name=name, repeats=repeats, timed=stopwatch.seconds)
     share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
     other_s = 0.0 if optimizer is None else _optimizer_s(optimizer, repeats, stopwatch)
     return slowest(RecordedStep(work, other_s, cpu=share), group, totals=totals)

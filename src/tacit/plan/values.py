@@ -140,6 +140,16 @@ class GradientError:
 
 
 @dataclass(frozen=True, slots=True)
+class PairRates:
+    """Payload bits a second from one rank to another, while every rank sends to one and receives from one."""
+
+    typical_bps: float  # the median of all pairs
+    slowest_bps: float
+    sender: int  # of the slowest pair
+    receiver: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProbedMachine:
     """Where a probe was made: enough to notice another machine."""
 
@@ -180,6 +190,7 @@ class Probe:
         assumed: What of it was computed, not measured; "" where nothing was.
         model: Digest of the model that was calibrated and whose gradients were compared; "" without one.
         copy: Seconds to copy gradients into DDP's buckets, by elements; None where that was not measured.
+        pairs: How fast the links between two ranks are; None where that was not measured.
         drift: The computation at the end of the probe over that of the recorded step: apart from 1 where the machine is busy.
     """
 
@@ -199,6 +210,7 @@ class Probe:
     assumed: str = ""
     model: str = ""
     copy: Curve | None = None
+    pairs: PairRates | None = None
     drift: float = 1.0
 
     def operation(self, name: str) -> Curve:

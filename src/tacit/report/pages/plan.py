@@ -70,6 +70,12 @@ def _probe(probe: ProbeRecord) -> Section:
         "one alone": f"{size_text(probe.alone_bps / 8)}/s",
         "took": f"{probe.took_s:.0f} s",
     }
+    if probe.pairs is not None:
+        pairs = probe.pairs
+        facts["between two"] = (
+            f"{size_text(pairs.typical_bps / 8)}/s; at the least {size_text(pairs.slowest_bps / 8)}/s, "
+            f"rank {pairs.sender} to {pairs.receiver}"
+        )
     heads = ["operation", "bytes", "seconds", "CPU"]
     rows = [
         [
