@@ -78,7 +78,7 @@ def outer_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> fro
 
 def has_sparse_tables(model: nn.Module) -> bool:
     """Whether a module of it makes sparse gradients, be it frozen or not."""
-    return any(map(_makes_sparse, model.modules()))
+    return any(map(makes_sparse, model.modules()))
 
 
 def sparse_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
@@ -90,8 +90,8 @@ def sparse_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> fr
     found = set()
     for name, parameter in parameters.items():
         shared = users.get(id(parameter), [])
-        if any(map(_makes_sparse, shared)):
-            other = next((module for module in shared if not _makes_sparse(module)), None)
+        if any(map(makes_sparse, shared)):
+            other = next((module for module in shared if not makes_sparse(module)), None)
             if other is not None:
                 raise ConfigError(
                     f"table {name!r} has sparse gradients and is shared with {type(other).__name__}, whose gradients are dense; build the "
@@ -101,7 +101,8 @@ def sparse_names(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> fr
     return frozenset(found)
 
 
-def _makes_sparse(module: nn.Module) -> bool:
+def makes_sparse(module: nn.Module) -> bool:
+    """Whether the gradient of its table is sparse."""
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 

@@ -520,6 +520,16 @@ class PairFacts(msgspec.Struct, frozen=True, kw_only=True):
     receiver: int = 0
 
 
+class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A table with sparse gradients: tacit.plan.TouchedTable."""
+
+    name: str = ""
+    rows: int = 0
+    width: int = 0
+    unique: Number = 0.0
+    union: int = 0
+
+
 class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     """What `tacit plan` measured: tacit.plan.Probe."""
 
@@ -540,6 +550,7 @@ class ProbeRecord(TypedRecord, frozen=True, kw_only=True, tag="probe"):
     model: str = ""
     copy: CurveFacts | None = None
     pairs: PairFacts | None = None
+    tables: tuple[TableFacts, ...] = ()
     drift: Number = 1.0
 
 

@@ -20,9 +20,10 @@ from tacit.sim.workloads import Workload
 from tacit.units import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tacit.plan.exchanges import Gradients
+    from tacit.plan.values import TouchedTable
 
 
 @contextmanager
@@ -54,6 +55,7 @@ def measured(
                 buckets=sizes,
                 gradients=found.gradients,
                 compute=found.compute,
+                tables=found.tables,
                 budget_s=parse_time(args.budget),
             )
         yield made, found.step
@@ -69,13 +71,15 @@ class _OwnModel:
         step: RecordedStep | None = None,
         gradients: Gradients | None = None,
         compute: Callable[[], object] | None = None,
+        tables: Sequence[TouchedTable] = (),
     ) -> None:
-        self.step, self.gradients, self.compute = step, gradients, compute
+        self.step, self.gradients, self.compute, self.tables = step, gradients, compute, tables
 
 
 def _model(text: str, device: torch.device) -> _OwnModel:
     """What `text` names; a torch model with inputs is timed on all ranks."""
     from tacit.plan.recorder import gradients_of, mean_of
+    from tacit.plan.tables import touched_tables
 
     found: list[_OwnModel] = []
 
@@ -85,10 +89,11 @@ def _model(text: str, device: torch.device) -> _OwnModel:
         step = record_step(model, inputs, name=name)
 
         def compute() -> None:
+            model.zero_grad()
             mean_of(model(*inputs)).backward()
 
         compute()
-        found.append(_OwnModel(step, gradients_of(model), compute))
+        found.append(_OwnModel(step, gradients_of(model), compute, touched_tables(model)))
         return step.workload
 
     work = parse_model(text, record=record)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tacit.errors import ConfigError
-from tacit.plan.values import BASELINES, Advice, BucketSizes, Prediction, Probe
+from tacit.plan.values import BASELINES, Advice, BucketSizes, Prediction, Probe, TouchedTable
+from tacit.sim.rows import RowsJob, times_of_touched
 from tacit.units import size_text, time_text
 
 _WORTH = 1.10  # a shorter step than that is worth a level, however wide the intervals
@@ -232,4 +233,21 @@ def _notes(probe: Probe) -> list[str]:
             f"from rank {pairs.sender} to rank {pairs.receiver} go {size_text(pairs.slowest_bps / 8)}/s and between most pairs "
             f"{size_text(pairs.typical_bps / 8)}/s: every exchange waits for that link"
         )
-    return found
+    return [*found, *(_on_table(probe, table) for table in probe.tables)]
+
+
+def _on_table(probe: Probe, table: TouchedTable) -> str:
+    """What a sparse table costs as DDP exchanges it, and in shards: by the rows model, which knows links alone."""
+    about = (
+        f"table {table.name} ({table.rows:,} rows of {table.width}) is in no step above: a rank touches {table.unique:,.0f} rows a step, and "
+        f"all ranks {table.union:,}"
+    )
+    try:
+        job = RowsJob(probe.world, 1, width=table.width, rate_bps=probe.at_once_bps)
+    except ConfigError as cause:
+        return f"{about}; the rows model has no time for it: {cause}"
+    ddp, shards = times_of_touched(job, table.unique, table.union)
+    return (
+        f"{about}; by the links alone DDP's sparse all-gather takes {time_text(ddp.time_s)} and rows in shards {time_text(shards.time_s)} a step "
+        f"(tacit.rows.shard)"
+    )

@@ -29,6 +29,7 @@ from tacit.plan.values import (
     ProbedMachine,
     RecordedStep,
     StrategyCost,
+    TouchedTable,
     share_of,
 )
 from tacit.requests import seed_of
@@ -58,6 +59,7 @@ def probe(
     buckets: BucketSizes | None = None,
     gradients: Gradients | None = None,
     compute: Callable[[], object] | None = None,
+    tables: Sequence[TouchedTable] = (),
     finalists: int = FINALISTS,
     budget_s: float = BUDGET_S,
 ) -> Probe:
@@ -71,6 +73,7 @@ def probe(
         buckets: How gradients are cut, for the calibration.
         gradients: The model's own by layer, for the errors of lossy choices.
         compute: Runs the model's forward and backward pass: some exchanges are then run beside it, to see how they disturb each other.
+        tables: Sparse tables of the model, as `touched_tables` finds them.
         finalists: How many choices are calibrated beside DDP and bf16; 0: none.
         budget_s: After so many seconds nothing more is begun; at most 60.
 
@@ -122,6 +125,7 @@ def probe(
         copy=copy,
     )
     found = _with_links(bench, found)
+    found = replace(found, tables=tuple(tables))
     if recorded is not None and finalists:
         chosen = _finalists(found, recorded, choices, sizes, finalists)
         calibrations, errors = calibrated(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.buckets import makes_sparse
 from tacit.errors import ConfigError
 from tacit.sim.workloads import Layer, Workload
 
@@ -68,9 +69,7 @@ def timed_layers(
     backward = {n: median(step[1].get(n, 0.0) for step in steps) for n in layers}
     order = [n for n in reversed(steps[0][1]) if n in layers]
     silent = [n for n in layers if n not in order]  # no gradient came: not used in this forward pass
-    found = [
-        Layer(n, sum(p.numel() for p in layers[n][1]), forward[n], backward[n]) for n in (*order, *silent)
-    ]
+    found = [Layer(n, exchanged(*layers[n]), forward[n], backward[n]) for n in (*order, *silent)]
     device = next(model.parameters()).device
     source = f"recorded: median of {repeats} steps on {device}"
     return Workload(name or type(model).__name__, tuple(found), source), totals
@@ -92,6 +91,11 @@ def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, list[nn.Parameter]
         if own:
             found[path or type(model).__name__] = (module, own)
     return found
+
+
+def exchanged(module: nn.Module, own: Sequence[nn.Parameter]) -> int:
+    """Elements of a layer's gradients: of a sparse table none, since rows are exchanged in another way."""
+    return 0 if makes_sparse(module) else sum(p.numel() for p in own)
 
 
 def _step(
@@ -134,12 +138,14 @@ def _step(
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients that are there, by layer as `record_workload` names them, each in one vector; zeros where none came."""
+    """The gradients that are there, by layer as `record_workload` names them, each in one vector; zeros where none came. Without sparse
+    tables."""
     return {
         name: torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).float() for p in own]
         )
-        for name, (_, own) in layers_of(model).items()
+        for name, (module, own) in layers_of(model).items()
+        if not makes_sparse(module)
     }
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from tacit.errors import ConfigError
 from tacit.plan.files import save
-from tacit.plan.recorder import layers_of
+from tacit.plan.recorder import exchanged, layers_of
 from tacit.plan.values import RecordedStep
 from tacit.sim.workloads import Layer, Workload
 
@@ -93,7 +93,7 @@ class StepRecorder:
             raise ConfigError("the model has no trainable parameter; there is no step to plan for")
         if steps < 1:
             raise ConfigError(f"steps={steps}: record 1 step or more")
-        self._sizes = {_clean(name): sum(p.numel() for p in own) for name, (_, own) in layers.items()}
+        self._sizes = {_clean(name): exchanged(*each) for name, each in layers.items()}
         self._name = type(
             model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         ).__name__

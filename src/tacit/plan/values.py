@@ -150,6 +150,17 @@ class PairRates:
 
 
 @dataclass(frozen=True, slots=True)
+class TouchedTable:
+    """A table with sparse gradients, and how much of it a step touches."""
+
+    name: str
+    rows: int
+    width: int
+    unique: float  # rows that one rank touches, in the mean of the ranks
+    union: int  # rows that some rank touches
+
+
+@dataclass(frozen=True, slots=True)
 class ProbedMachine:
     """Where a probe was made: enough to notice another machine."""
 
@@ -190,6 +201,7 @@ class Probe:
         assumed: What of it was computed, not measured; "" where nothing was.
         model: Digest of the model that was calibrated and whose gradients were compared; "" without one.
         copy: Seconds to copy gradients into DDP's buckets, by elements; None where that was not measured.
+        tables: With sparse gradients; they are in no prediction, and the advice has the rows model's times of them.
         pairs: How fast the links between two ranks are; None where that was not measured.
         drift: The computation at the end of the probe over that of the recorded step: apart from 1 where the machine is busy.
     """
@@ -211,6 +223,7 @@ class Probe:
     model: str = ""
     copy: Curve | None = None
     pairs: PairRates | None = None
+    tables: tuple[TouchedTable, ...] = ()
     drift: float = 1.0
 
     def operation(self, name: str) -> Curve:
@@ -233,7 +246,7 @@ class Probe:
 
     def without_model(self) -> Probe:
         """What of it holds for any model."""
-        return replace(self, calibrations=(), errors=(), model="", drift=1.0)
+        return replace(self, calibrations=(), errors=(), model="", tables=(), drift=1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def elsewhere(
         operations = (*operations, OperationCurve("aggregate", _line(latency_s, 8 / rate_bps)))
     why = "; ".join(filter(None, (probe.assumed, f"{asked}, by formula from what was measured")))
     return replace(
-        probe, world=world, operations=operations, costs=tuple(costs), calibrations=(), at_once_bps=rate_bps, pairs=None,
+        probe, world=world, operations=operations, costs=tuple(costs), calibrations=(), at_once_bps=rate_bps, pairs=None, tables=(),
         alone_bps=rate_bps, latency_s=probe.latency_s + (asked.latency_s or 0.0), assumed=why,
     )  # fmt: skip
 

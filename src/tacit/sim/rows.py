@@ -364,6 +364,13 @@ def gains(popularity: Popularity, job: RowsJob, servers: list[int], hot_steps: i
     return [_choice(_on_servers, each, touched, 0, hot_steps, "").gain for each in jobs]
 
 
+def times_of_touched(job: RowsJob, unique: float, union: float) -> tuple[RowsTime, RowsTime]:
+    """DDP's sparse all-gather, and shards on the ranks, where a step was seen to touch so many rows of a rank and of all ranks."""
+    places = np.array([0.0, max(1.0, union)])
+    touched = Touched(places, np.array([0.0, 1.0]), np.array([0.0, unique]), np.array([0.0, union]))
+    return _ddp(job, touched), _on_ranks(job, touched, 0)
+
+
 def gain_on_ranks(popularity: Popularity, job: RowsJob, hot_steps: int = 1) -> float:
     """The gain of the best number of hot rows over none, with a shard on every rank."""
     touched = popularity.touched(job.look_ups, job.world)
