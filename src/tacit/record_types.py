@@ -491,7 +491,7 @@ class CalibratedFacts(msgspec.Struct, frozen=True, kw_only=True):
     low: Number = 1.0
     high: Number = 1.0
     elements: int = 0
-    cores: Number | None = None
+    held: Number | None = None
 
 
 class ErrorFacts(msgspec.Struct, frozen=True, kw_only=True):

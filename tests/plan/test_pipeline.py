@@ -60,6 +60,12 @@ def test_threads_that_want_more_cores_than_there_are_slow_one_another_down():
     assert play(segments, waiting, cores=0.5).step_s == pytest.approx(2)
 
 
+def test_an_exchange_that_is_held_back_goes_on_when_the_computation_has_ended():
+    segments = [Segment(Work(0.0), (0,)), Segment(Work(4.0)), Segment(Work(0.0), needs=(0,))]
+    assert play(segments, [job(0.0, 6.0)]).step_s == pytest.approx(6)
+    assert play(segments, [job(0.0, 6.0)], held=0.5).step_s == pytest.approx(4 + 6 - 2)
+
+
 def test_a_hook_of_ddp_runs_in_the_training_thread():
     hooked = BucketJob((Work(0.0),), (Work(3.0),), hook=Work(1.0))
     assert play(step(2.0, 2.0), [hooked, hooked]).step_s == pytest.approx(

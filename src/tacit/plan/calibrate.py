@@ -20,8 +20,8 @@ ROUNDS = 4
 _LEAST_ROUNDS = 2
 _SLOW_S = 0.2  # an exchange that long is the link's, and has less noise: a round less
 _LEAST_SPREAD = 0.02
-_CORES = (0.4, 3.0)  # of those that the kernel shows: the least and the most that is believed
-_HALVINGS = 12
+_MOST_HELD = 0.98
+_HALVINGS = 8
 
 
 @dataclass(slots=True)
@@ -79,24 +79,23 @@ def _found(probe: Probe, step: RecordedStep, trial: _Trial) -> CalibratedExchang
     found = CalibratedExchange(exchange.choice, middle, low, high, sum(exchange.numels))
     if not trial.beside_s:
         return found
-    return replace(found, cores=_cores(probe, step, exchange, middle, typical(trial.beside_s)))
+    return replace(found, held=_held(probe, step, exchange, middle, typical(trial.beside_s)))
 
 
-def _cores(
+def _held(
     probe: Probe, step: RecordedStep, exchange: ModelExchange, factor: float, measured_s: float
 ) -> float:
-    """How many cores a rank has while it computes and exchanges: with so many the pipeline takes as long as both did together."""
+    """The share of its speed that the exchange loses beside the computation: with it the pipeline takes as long as both did together."""
     cost = probe.cost(exchange.choice)
     work = Work(step.workload.forward_s + step.workload.backward_s, step.cpu)
-    low, high = probe.cores * _CORES[0], probe.cores * _CORES[1]
+    low, high = 0.0, _MOST_HELD
     for _ in range(_HALVINGS):
-        middle = float((low * high) ** 0.5)
-        with_middle = replace(probe, cores=middle)
-        if exchange_beside(with_middle, cost, exchange.numels, work, Pace(factor=factor)) > measured_s:
+        middle = (low + high) / 2
+        if exchange_beside(probe, cost, exchange.numels, work, Pace(factor=factor, held=middle)) < measured_s:
             low = middle
         else:
             high = middle
-    return float((low * high) ** 0.5)
+    return low
 
 
 def typical(values: Sequence[float]) -> float:

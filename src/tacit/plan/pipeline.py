@@ -5,7 +5,8 @@
     wire:             all requests of job b before those of b + 1; up to `in_flight` at a time
 
 Whatever runs uses CPU while it does. Where the threads that run want more cores than a rank has, all that compute slow down
-alike: that is what a codec costs the backward pass on CPU nodes, and the backward pass the codec.
+alike: that is what a codec costs the backward pass on CPU nodes, and the backward pass the codec. Where ranks share cores, an exchange
+also waits for ranks whose turn to compute has not come: it is held back while the training thread computes.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class _Player:
     in_flight: int
     together: float
     cores: float
+    held: float
     now_s: float = 0.0
     training: _Running | None = None
     codec: _Running | None = None
@@ -219,10 +221,12 @@ class _Player:
         )  # a rank with less than a core is slowed by the others already where it runs alone
         speeds = []
         several = sum(r.left_s > _LEAST_S for r in self.wire) > 1
+        computes = self.training is not None and self.training.left_s > _LEAST_S
         for r in running:
             share = min(1.0, r.cpu / alone)
             speed = 1.0 / (1.0 - share + share * slower)
-            speeds.append(speed * (self.together if several and r in self.wire else 1.0))
+            speed *= self.together if several and r in self.wire else 1.0
+            speeds.append(speed * (1.0 - self.held if computes and r is not self.training else 1.0))
         return speeds
 
 
@@ -233,9 +237,11 @@ def play(
     in_flight: int = 1,
     together: float = 0.5,
     cores: float = inf,
+    held: float = 0.0,
 ) -> PipelineTimes:
     """The step of a training thread with these segments and jobs, in order.
 
-    `together` is the speed of each of several operations on the wire, against one alone: 0.5 where two share what one has.
+    `together` is the speed of each of several operations on the wire, against one alone: 0.5 where two share what one has. `held` is the
+    share of their speed, below 1, that codec and wire lose while the training thread computes.
     """
-    return _Player(segments, jobs, in_flight, together, cores).play()
+    return _Player(segments, jobs, in_flight, together, cores, held).play()

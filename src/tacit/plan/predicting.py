@@ -93,13 +93,13 @@ def _predicted(probe: Probe, step: RecordedStep, cost: StrategyCost, sizes: Buck
     if cost.choice in BASELINES:
         sizes = replace(sizes, nbytes=sizes.ddp_nbytes)
     factor, low, high, calibrated = _factors(probe, cost.choice)
-    probe = replace(probe, cores=_cores(probe, cost.choice))
-    times = played(probe, step, cost, sizes, Pace(factor=factor))
+    held = _held(probe, cost.choice)
+    times = played(probe, step, cost, sizes, Pace(factor=factor, held=held))
     picks = (
         (Curve.at, Curve.at) if calibrated else (Curve.low, Curve.high)
     )  # a calibration has the spread of all pieces
-    fast = played(probe, step, cost, sizes, Pace(picks[0], low, step.low))
-    slow = played(probe, step, cost, sizes, Pace(picks[1], high, step.high))
+    fast = played(probe, step, cost, sizes, Pace(picks[0], low, step.low, held))
+    slow = played(probe, step, cost, sizes, Pace(picks[1], high, step.high, held))
     compute_s = step.compute_s
     sent = (
         sum(share_of(cost.numels, cost.sent_nbytes, n) for n in numels_of(step.workload, cost, sizes))
@@ -148,14 +148,13 @@ def _factors(probe: Probe, choice: str) -> tuple[float, float, float, bool]:
     return factor, factor * _UNCALIBRATED[0], factor * _UNCALIBRATED[1], False
 
 
-def _cores(probe: Probe, choice: str) -> float:
-    """Those that a rank has beside its computation, as this choice's exchange, or else those of others, were tried beside one; else those
-    that it is given."""
+def _held(probe: Probe, choice: str) -> float:
+    """The share of its speed that an exchange loses beside the computation: this choice's, or else that of others, as they were tried."""
     own = probe.calibration(choice)
-    if own is not None and own.cores is not None:
-        return own.cores
-    tried = [each.cores for each in probe.calibrations if each.cores is not None]
-    return median(tried) if tried else probe.cores
+    if own is not None and own.held is not None:
+        return own.held
+    tried = [each.held for each in probe.calibrations if each.held is not None]
+    return median(tried) if tried else 0.0
 
 
 def _limit(times: PipelineTimes, compute_s: float) -> Limit:
@@ -169,11 +168,13 @@ def _limit(times: PipelineTimes, compute_s: float) -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Which end of the spread is taken, and what the pieces of the exchange and of the computation are multiplied by."""
+    """Which end of the spread is taken, what the pieces of the exchange and of the computation are multiplied by, and the share of its speed
+    that an exchange loses beside a computation."""
 
     pick: Callable[[Curve, float], float] = Curve.at
     factor: float = 1.0
     compute: float = 1.0
+    held: float = 0.0
 
 
 def played(
@@ -195,8 +196,9 @@ def played(
             for job, numel, crosses in zip(jobs, numels, crossing, strict=True)
         ]
     segments = _segments(step, ddp_layers, own, pace.compute, copies)
+    together = _together(probe, cost, numels)
     return play(
-        segments, jobs, in_flight=cost.in_flight, together=_together(probe, cost, numels), cores=probe.cores
+        segments, jobs, in_flight=cost.in_flight, together=together, cores=probe.cores, held=pace.held
     )
 
 
@@ -237,6 +239,7 @@ def exchange_beside(
         in_flight=cost.in_flight,
         together=_together(probe, cost, numels),
         cores=probe.cores,
+        held=pace.held,
     ).step_s
 
 

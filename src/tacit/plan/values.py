@@ -126,9 +126,7 @@ class CalibratedExchange:
     low: float
     high: float
     elements: int  # that were exchanged: on slow links a part of the model
-    cores: float | None = (
-        None  # that a rank has beside a computation, where that was tried: the pipeline then takes as long as both did
-    )
+    held: float | None = None  # share of its speed that it loses beside a computation, where that was tried
 
 
 @dataclass(frozen=True, slots=True)
