@@ -127,7 +127,7 @@ class ModelExchanges:
 
             def finish() -> None:
                 exchange.wait(jobs)
-                _wait(bench)
+                bench.wait()
 
             return finish
 
@@ -209,11 +209,6 @@ def _ddp(bench: Bench, choice: str, buffers: Sequence[_Buffers]) -> Callable[[],
                 work.wait()
             if sent is not x:
                 x.copy_(sent)
-        _wait(bench)
+        bench.wait()
 
     return finish
-
-
-def _wait(bench: Bench) -> None:
-    if bench.device.type != "cpu":
-        torch.accelerator.synchronize()

@@ -75,12 +75,13 @@ class Bench:
             start, cpu_start = time.perf_counter(), time.process_time()
             for _ in range(at_a_time):
                 operation()
-            self._wait()
+            self.wait()
             took.append((time.perf_counter() - start) / at_a_time)
             cpu.append((time.process_time() - cpu_start) / at_a_time)
         return self.worst(took), self.worst(cpu)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """An accelerator has done what was started on it."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
@@ -142,6 +143,7 @@ def pair_rates(bench: Bench, nbytes: int) -> PairRates:
             bench.together()
             start_s = time.perf_counter()
             bench.wire.exchange([((rank + shift) % world, data)], [((rank - shift) % world, came)])
+            bench.wait()
             took_s.append(time.perf_counter() - start_s)
         rounds.append(bench.worst([min(took_s) if each == rank else 0.0 for each in range(world)]))
     return rates_of(dict(zip(shifts, rounds, strict=True)), nbytes)
