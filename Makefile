@@ -67,7 +67,7 @@ bench-loopback: $(READY)  ## what tacit costs where nothing can be won: loopback
 bench-auto: $(READY)  ## `auto` against every fixed choice on three links, in the lab (about 8 minutes; ARGS=--quick: 2)
 	@$(BIN)/python benchmarks/auto.py $(ARGS)
 
-bench-plan: $(READY)  ## predicted steps against measured ones, 24 set-ups in the lab (about 25 minutes; ARGS=--quick: 3)
+bench-plan: $(READY)  ## predicted steps against measured ones, 24 set-ups in the lab (about 20 minutes; ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/plan.py $(ARGS)
 
 bench-overlap: $(READY)  ## steps that overlap with the next forward pass, FSDP2 that overlaps at all (lab, about 10 minutes)

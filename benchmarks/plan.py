@@ -1,6 +1,6 @@
 """How well `tacit plan` predicts: predicted steps against measured ones, on links that are shaped, and on loopback.
 
-    make bench-plan                     # 24 set-ups, about 25 minutes;   ARGS=--quick: 4 of them, about 3 minutes
+    make bench-plan                     # 24 set-ups, about 20 minutes;   ARGS=--quick: 4 of them, about 3 minutes
     make bench-plan ARGS=--realtime     # as root, on a machine that does other things too
 
 A set-up is a link and a model: VGG16 and ResNet50 replayed (sleeps, real exchanges), a transformer trained (real computation on cores that the
