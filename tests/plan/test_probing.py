@@ -100,21 +100,24 @@ def test_links_that_changed_during_the_probe_are_refused():
 
 
 def test_a_link_that_becomes_slower_during_the_probe_is_refused_by_all_ranks(tmp_path):
-    said = []
+    said, changed = [], tmp_path / "changed"
     with ExitStack() as stack:
         try:
-            network = stack.enter_context(lab.up(star(2, rate_bps=100e6), folder=tmp_path / "labs"))
+            network = stack.enter_context(lab.up(star(2, rate_bps=1e9), folder=tmp_path / "labs"))
         except lab.NoNamespacesError as cause:
             pytest.skip(str(cause))
 
         def heard(rank, message):
             said.append((rank, message))
             if message["kind"] == "looked":
-                network.reshape(star(2, rate_bps=20e6))
+                network.reshape(star(2, rate_bps=50e6))
+                changed.touch()
 
         path = {"PYTHONPATH": str(Path(__file__).parents[1])}
         specs = [launch.RankSpec(s.prefix, {**s.env, **path}) for s in network.rank_specs()]
-        launch.run("probing_rank", [], ranks=2, on_message=heard, log_dir=tmp_path, rank_specs=specs)
+        launch.run(
+            "probing_rank", [str(changed)], ranks=2, on_message=heard, log_dir=tmp_path, rank_specs=specs
+        )
     ends = {rank: message for rank, message in said if message["kind"] != "looked"}
     assert {message["kind"] for message in ends.values()} == {"refused"} and len(ends) == 2
     assert "links changed during the probe: an all-reduce of 1.05 MB took" in ends[0]["sentence"]
