@@ -36,7 +36,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class TouchReport:
-    """What ranks tell row servers about hot rows: bytes for each member, and how many come from each."""
+    """What row servers receive from ranks about hot rows: bytes for each member, and how many come from each."""
 
     parts: Sequence[Tensor]
     nbytes: Sequence[int]
@@ -46,7 +46,7 @@ class Beside(Protocol):
     """What goes on beside the rows of pulls and pushes: hot rows."""
 
     def report(self) -> TouchReport | None:
-        """What a pull takes along to row servers; None where there is nothing to tell, on all members alike."""
+        """What a pull takes along to row servers; None where there is nothing to report, on all members alike."""
 
     def take_report(self, received: Sequence[Tensor]) -> None:
         """What has come of it from each member."""
@@ -66,7 +66,7 @@ def pull(
     names, order, counts = _routed(owners, shards, keys)
     asked = _ask(owners, shards, names, keys, order, counts, kind)
     report = beside.report() if beside else None
-    told = report or TouchReport([_joined([])] * owners.members, [0] * owners.members)
+    beside_rows = report or TouchReport([_joined([])] * owners.members, [0] * owners.members)
     given = [
         [
             part.view(torch.uint8).view(-1)
@@ -79,9 +79,11 @@ def pull(
         sum(counts[name][rank] * size for name, size in zip(names, row_nbytes, strict=True))
         for rank in range(owners.members)
     ]
-    both = [_joined([*(part[rank] for part in given), told.parts[rank]]) for rank in range(owners.members)]
-    sizes = [a + b for a, b in zip(nbytes, told.nbytes, strict=True)]
-    received = owners.send_rows(both, sizes, sum(map(len, told.parts)))
+    both = [
+        _joined([*(part[rank] for part in given), beside_rows.parts[rank]]) for rank in range(owners.members)
+    ]
+    sizes = [a + b for a, b in zip(nbytes, beside_rows.nbytes, strict=True)]
+    received = owners.send_rows(both, sizes, sum(map(len, beside_rows.parts)))
     if beside and report:
         beside.take_report([each[size:] for each, size in zip(received, nbytes, strict=True)])
     received = [each[:size] for each, size in zip(received, nbytes, strict=True)]

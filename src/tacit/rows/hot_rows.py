@@ -220,7 +220,7 @@ class HotRows:
         self._reported = True
         owners = self._owners
         if owners.serves:
-            parts = zip(received, self._reported_by_rank(), strict=False)  # row servers say nothing
+            parts = zip(received, self._reported_by_rank(), strict=False)  # row servers send none
             counts = [unpack_touches(part.view(torch.int32), count, owners.world) for part, count in parts]
             held = [len(copies) for copies in self._copies.values()]
             self._touches = dict(zip(self._copies, torch.cat(counts).split(held), strict=True))
