@@ -78,6 +78,15 @@ double keep(std::span<const float> x, std::span<const float> reference, std::spa
     return in_use().load()->keep(x.data(), reference.data(), x.size(), out.data());
 }
 
+bool mean(std::span<const float> total, std::size_t count, std::span<float> out) {
+    if (total.size() != out.size())
+        refuse("total and out have ", std::to_string(total.size()), " and ", std::to_string(out.size()),
+               " elements; both have the same number");
+    if (count == 0 || count > (std::size_t(1) << 24))
+        refuse("a mean of ", std::to_string(count), " ranks; give 1 to 2^24");
+    return in_use().load()->mean(total.data(), total.size(), float(count), out.data());
+}
+
 std::vector<std::string> simd_variants() {
     std::vector<std::string> names;
     for (const Kernels* kernels : runnable()) names.emplace_back(kernels->name);

@@ -168,6 +168,22 @@ double keep(const float* __restrict x, const float* __restrict reference, size_t
     return total;
 }
 
+// A tile is divided, and then looked at while it is in the first cache. `out` may be `total` itself.
+bool mean(const float* total, size_t numel, float count, float* out) {
+    const uint32_t mantissa = __builtin_bit_cast(uint32_t, count) & 0x007fffffu;
+    const float share = 1.0f / count;  // exact where count is a power of two, and then the same bits as a division
+    bool finite = true;
+    for (size_t i = 0, n; i < numel; i += n) {
+        n = smaller(tile, numel - i);
+        if (mantissa == 0)
+            for (size_t k = 0; k < n; ++k) out[i + k] = total[i + k] * share;
+        else
+            for (size_t k = 0; k < n; ++k) out[i + k] = total[i + k] / count;
+        finite &= absmax_bits(out + i, n) < infinity_bits;
+    }
+    return finite;
+}
+
 }  // namespace
 
 #define TACIT_TEXT_(x) #x
@@ -175,5 +191,5 @@ double keep(const float* __restrict x, const float* __restrict reference, size_t
 
 namespace tacit::TACIT_VARIANT {
 extern const Kernels kernels{
-    TACIT_TEXT(TACIT_VARIANT), pack<8>, pack<4>, unpack<8>, unpack<4>, random_bits, keep};
+    TACIT_TEXT(TACIT_VARIANT), pack<8>, pack<4>, unpack<8>, unpack<4>, random_bits, keep, mean};
 }

@@ -13,7 +13,7 @@ from tacit.attachments.ahead import ForwardOverlap
 from tacit.attachments.handle import Handle
 from tacit.buckets import Bucket, flat_view
 from tacit.errors import ConfigError, TacitError
-from tacit.exchange import Exchange, Reduction
+from tacit.exchange import Exchange, Gradients, Reduction
 
 
 class Backward:
@@ -26,6 +26,8 @@ class Backward:
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.names}
         self.numels = {n: k for b in buckets for n, k in zip(b.names, b.layout.numels, strict=True)}
         self.sparse = frozenset(name for bucket in buckets if bucket.sparse for name in bucket.names)
+        self.kept: Callable[[Sequence[str]], Mapping[str, Tensor]] | None = None
+        """Where set, gradients that arrive are copies, and it gives those with these names as they were, until they are means."""
         self.held: Callable[[Mapping[str, Tensor]], None] | None = None
         """Where set, nothing leaves before all gradients are there, and it is called with them: a step is timed without the exchange."""
         self._reset()
@@ -90,7 +92,7 @@ class Backward:
         flight = overlap.launched(bucket)
         handle = self.handle
         flight.job = self.exchange.reduce(
-            bucket, x, handle.memory, flight.land, seed=handle.seed, step=handle.step
+            bucket, x, handle.memory, flight.land, seed=handle.seed, step=handle.step, in_place=True
         )
         return flight.job
 
@@ -100,16 +102,26 @@ class Backward:
         x = recycled.join(parts) if whole is None else whole
 
         def deliver(mean: Tensor) -> None:
-            if whole is not None:
-                whole.copy_(mean)
-            else:
+            if whole is None:
                 for part, new in zip(parts, mean.split(bucket.layout.numels), strict=True):
                     part.copy_(new)
+            elif mean is not whole:
+                whole.copy_(mean)
             for name in bucket.names:
                 delivered(name)
 
         handle = self.handle
-        return self.exchange.reduce(bucket, x, handle.memory, deliver, seed=handle.seed, step=handle.step)
+        return self.exchange.reduce(
+            bucket, x, handle.memory, deliver, seed=handle.seed, step=handle.step,
+            in_place=True, elsewhere=self._elsewhere(bucket, parts if whole is None else None),
+        )  # fmt: skip
+
+    def _elsewhere(self, bucket: Bucket, parts: Sequence[Tensor] | None) -> Gradients | None:
+        """Where this rank's gradients are left while the bucket is reduced in place: in `parts` if it is a copy of those, or with their owner."""
+        if parts is not None:
+            return lambda: dict(zip(bucket.names, parts, strict=True))
+        kept = self.kept
+        return None if kept is None else lambda: kept(bucket.names)
 
     def _send_rows(self, bucket: Bucket, delivered: Callable[[str], None]) -> Reduction:
         parts = [self.arrived[name] for name in bucket.names]

@@ -123,7 +123,12 @@ class ModelExchanges:
             step = next(steps)
             jobs = []
             for bucket, own, deliver in zip(parts, buffers, delivers, strict=True):
-                jobs.append(exchange.reduce(bucket, own.fill(), memory, deliver, seed=0, step=step))
+                x = own.fill()
+                jobs.append(
+                    exchange.reduce(
+                        bucket, x, memory, deliver, seed=0, step=step, in_place=True, elsewhere=dict
+                    )
+                )
 
             def finish() -> None:
                 exchange.wait(jobs)
