@@ -48,6 +48,8 @@ double keep(std::span<const float> x, std::span<const float> reference, std::spa
 
 // out = total / count, and whether all of it is finite, in the same pass. `out` may be `total` itself.
 bool mean(std::span<const float> total, std::size_t count, std::span<float> out);
+// The same of the bits of bfloat16.
+bool mean_bf16(std::span<const std::uint16_t> total, std::size_t count, std::span<float> out);
 
 // The instruction sets this build has and this CPU can run, slowest first. All give the same bits.
 std::vector<std::string> simd_variants();

@@ -35,6 +35,7 @@ from tacit.stats import Stats
 from tacit.transports import Wire
 
 _MOST_STARTED = 2  # requests under way, where the scheme does not keep the thread until the answer is here; gloo has as many threads
+_FUSED = {torch.float32: (_core.mean, torch.float32), torch.bfloat16: (_core.mean_bf16, torch.uint16)}
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
@@ -163,14 +164,15 @@ class Exchange:
     def _mean(self, reduced: Reduced, own: "_Own", step: int, room: Tensor | None = None) -> Tensor:
         """The mean, in `room` where it fits there. A pass over it that looks for what is not finite is the same one."""
         total, world = reduced.total, self.wire.world
-        if room is not None and room.dtype == total.dtype and room.shape == total.shape:
+        if room is not None and room.dtype == torch.promote_types(total.dtype, room.dtype):
             mean = room
         else:
             mean = recycled.empty_like(total) if total is own.x else total
-        if total.device.type == "cpu" and total.dtype == torch.float32 and total.is_contiguous():
-            finite = _core.mean(total, world, mean)
+        if total.device.type == "cpu" and mean.dtype == torch.float32 and total.dtype in _FUSED:
+            fused, raw = _FUSED[total.dtype]
+            finite = fused(total.detach().contiguous().view(raw), world, mean.detach())
         else:
-            torch.div(total, world, out=mean)
+            torch.div(total.to(mean.dtype), world, out=mean)
             if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
                 self._flags.append((own.layout, step, mean.isfinite().all()))
                 return mean

@@ -5,7 +5,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,7 +30,7 @@ from tacit.attachments.target import Target
 from tacit.buckets import group_names, parameter_names, sparse_names
 from tacit.errors import ConfigError
 from tacit.rounds import GradientRule, MergeRule
-from tacit.schemes import Gossip
+from tacit.schemes import AllReduce, Gossip
 from tacit.strategy import Strategy
 from tacit.units import parse_size
 
@@ -42,7 +42,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     strategy: str | Strategy = "every / int8(block=256) / sharded",
     *,
-    bucket: str | int = "4MiB",
+    bucket: str | int | None = None,
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
     timeout: timedelta | None = None,
@@ -58,8 +58,9 @@ def attach(
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
         strategy: `when / what / who` as text, or a Strategy; "auto" chooses one while the model trains, for DDP and plain modules, and
             "auto(lossy=False)" only among those that lose no more than a cast to bf16.
-        bucket: the size of what travels together, or "auto": measured on attaching, in DDP and plain modules under `every`. FSDP2 has units
-            of its own: `bucket` has no effect there.
+        bucket: the size of what travels together; None: 4 MiB, or for `none` and `bf16` that DDP's ranks all-reduce DDP's own buckets, in
+            which they are reduced where they lie. "auto": measured on attaching, in DDP and plain modules under `every`. FSDP2 has
+            units of its own: `bucket` has no effect there.
         seed: makes stochastic rounding repeatable.
         group: for a plain module the ranks that share it; for FSDP2 the replicas on other hosts, whose all-reduce then takes the strategy;
             for DDP under a rule that merges models the same place of all hosts.
@@ -98,7 +99,10 @@ def attach(
             parameters,
             group_names(parameters, optimizer),
             _bucket_nbytes(
-                DEFAULT_NBYTES if auto is not None and bucket == "auto" else bucket, parsed, module
+                DEFAULT_NBYTES if auto is not None and bucket in ("auto", None) else bucket,
+                parsed,
+                module,
+                overlap,
             ),
             group,
             timeout,
@@ -204,8 +208,17 @@ def _starts_with_gradients(strategy: Strategy) -> bool:
     return isinstance(strategy.when, MergeRule) and strategy.when.after > 0
 
 
-def _bucket_nbytes(bucket: str | int, strategy: Strategy, module: nn.Module) -> int | None:
+def _bucket_nbytes(
+    bucket: str | int | None, strategy: Strategy, module: nn.Module, overlap: str
+) -> int | None:
     """None where it is to be measured."""
+    if bucket is None:
+        # without a codec to work beside the wire nothing is gained by smaller ones
+        as_ddp = isinstance(strategy.who, AllReduce) and getattr(strategy.what, "spends", False)
+        if as_ddp and kind_of(module) == "ddp" and overlap == "backward":
+            cap: Any = module.bucket_bytes_cap
+            return max(1, int(cap))
+        return DEFAULT_NBYTES
     if bucket == "auto":
         if not isinstance(strategy.when, GradientRule) or kind_of(module) == "fsdp2":
             raise ConfigError(

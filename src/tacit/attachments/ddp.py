@@ -88,7 +88,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut, sizes)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -169,13 +169,14 @@ class DdpAttachment:
         parameters: Mapping[str, nn.Parameter],
         stepped: torch.optim.Optimizer | None,
         cut: Callable[[int], list[Bucket]],
+        sizes: DdpSizes | None,
     ):
         """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
         self._kept = None if ddp.gradient_as_bucket_view else _gradients_of(weak_parameters(parameters))
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
-        self._handle, self._cut = handle, cut
+        self._handle, self._cut, self._sizes = handle, cut, sizes
         self._overlap: ForwardOverlap | None = None
         self._pending: dict[str, _Pending] = {}
         self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
@@ -207,6 +208,12 @@ class DdpAttachment:
         self.channel.scheme = strategy.scheme
         self.exchange = self._opened(strategy, self._cut(bucket_nbytes))
         self._guard = self._guard.over(self.exchange)
+
+    def cut_of(self, bucket_nbytes: int) -> list[int]:
+        sizes = self._sizes
+        return (
+            [sizes.first_nbytes, sizes.nbytes] if sizes is not None and sizes.follows(bucket_nbytes) else []
+        )
 
     def hold(self, held: Callable[[Mapping[str, Tensor]], None] | None) -> None:
         self._backward.held = held

@@ -66,6 +66,15 @@ class Parting(Attachment, Protocol):
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class Cutting(Attachment, Protocol):
+    """One whose buckets may be those of what it sits on."""
+
+    def cut_of(self, bucket_nbytes: int) -> list[int]:
+        """The sizes that decide where buckets of so many bytes are cut, beside their own; empty where none do."""
+        ...
+
+
 class Planner(Protocol):
     """What chooses the strategy of a handle while the model trains, see auto/. All methods are called on all ranks alike."""
 
@@ -395,6 +404,10 @@ class Handle:
         strategy = checkpoints.strategy_of(state) if self.planner is not None else str(self.strategy)
         chosen = checkpoints.pick(state, place, strategy, self.numels)
         checkpoints.check_bucket(chosen, place, self.bucket_nbytes)
+        nbytes = (
+            self._bucket_nbytes if self.planner is None else checkpoints.auto_of(chosen).get("bucket_nbytes")
+        )
+        checkpoints.check_cut(chosen, place, nbytes, self._cut_of(nbytes))
         parting = self._attachment if isinstance(self._attachment, Parting) else None
         if parting is not None:
             checkpoints.need(chosen, "round", isinstance(chosen.get("round"), Mapping), "a dict")
@@ -465,8 +478,12 @@ class Handle:
             raise ConfigError("the handle is closed, and left its round; take state_dict() before close()")
         parted = {"round": self._attachment.save()} if isinstance(self._attachment, Parting) else {}
         planned = {"auto": self.planner.save()} if self.planner is not None else {}
-        nbytes = self.bucket_nbytes or self.asked_nbytes
-        sized = {} if nbytes is None or self.planner is not None else {"bucket": nbytes}
+        nbytes = self._bucket_nbytes
+        sized: dict[str, Any] = {} if nbytes is None or self.planner is not None else {"bucket": nbytes}
+        if self.planner is not None:
+            nbytes = planned["auto"]["bucket_nbytes"]
+        if isinstance(self._attachment, Cutting):
+            sized["cut"] = self._cut_of(nbytes)
         return (
             parted
             | planned
@@ -482,6 +499,15 @@ class Handle:
                 "memory": self.memory.state(),
             }
         )
+
+    @property
+    def _bucket_nbytes(self) -> int | None:
+        return self.bucket_nbytes or self.asked_nbytes
+
+    def _cut_of(self, bucket_nbytes: int | None) -> list[int]:
+        if bucket_nbytes is None or not isinstance(self._attachment, Cutting):
+            return []
+        return self._attachment.cut_of(bucket_nbytes)
 
     def close(self) -> None:
         """Takes tacit off the model, and ends its threads and files; safe to call twice.

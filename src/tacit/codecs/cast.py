@@ -55,7 +55,7 @@ class Bf16:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         payload = Payload.dense(recycled.cast(x, torch.bfloat16))
         total: Total = yield Sum(payload)
-        return Reduced(recycled.cast(total.value, torch.float32), total.reduced(payload).contribution)
+        return total.reduced(payload)
 
 
 @dataclass(frozen=True, slots=True)
