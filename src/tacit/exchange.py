@@ -168,7 +168,8 @@ class Exchange:
             mean = room
         else:
             mean = recycled.empty_like(total) if total is own.x else total
-        if total.device.type == "cpu" and mean.dtype == torch.float32 and total.dtype in _FUSED:
+        flat = total.device.type == "cpu" and mean.dtype == torch.float32 and mean.is_contiguous()
+        if flat and total.dtype in _FUSED:
             fused, raw = _FUSED[total.dtype]
             finite = fused(total.detach().contiguous().view(raw), world, mean.detach())
         else:
