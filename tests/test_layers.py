@@ -31,7 +31,7 @@ WAY = (
     "cli", "doctor",
     "lab", "demo", "report",
     "attachments", "plan", "sim", "rows", "checkpoints", "testing", "gossip", "exchange", "buckets", "memory",
-    "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",
+    "optim", "shapes", "strategy", "rounds", "codecs", "schemes", "transports", "aggregator", "keyed_server", "schedules", "sparse",
     "requests", "recycled", "layout", "stats", "records", "record_types", "launch", "topology_files", "topology", "grammar", "registry",
     "redaction", "authentication", "units", "environment", "extras", "errors", "_core",
 )  # fmt: skip

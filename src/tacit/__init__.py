@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit import optim as optim
     from tacit import rows as rows
     from tacit.attachments import Handle, attach
     from tacit.codecs import register as register_codec
@@ -84,8 +85,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("tacit")
-    if name == "rows":  # a room of its own: tacit.rows.shard
-        return import_module("tacit.rows")
+    if name in ("rows", "optim"):  # rooms of their own: tacit.rows.shard, tacit.optim.Lamb
+        return import_module(f"tacit.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'tacit' has no attribute {name!r}")
     value = getattr(import_module(f"tacit.{_WHERE[name]}"), {"register_codec": "register"}.get(name, name))

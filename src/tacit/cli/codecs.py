@@ -50,6 +50,10 @@ DEFAULT = (
     "ef21(topk)",
     "ef(gtopk(0.01))",
     "ef(scalecom)",
+    "dct",
+    "dct > bf16",
+    "ef(dct, decay=0.999)",
+    "exact(ef(sign), until=1000)",
 )
 
 

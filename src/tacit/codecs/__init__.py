@@ -3,9 +3,11 @@
 from tacit.codecs.blocks import Blocks, Int4, Int8
 from tacit.codecs.by_shape import ByShape
 from tacit.codecs.cast import Bf16, Fp16, Plain
+from tacit.codecs.dct import Dct
 from tacit.codecs.dgc import Dgc
 from tacit.codecs.ef21 import Ef21
 from tacit.codecs.error_feedback import ErrorFeedback
+from tacit.codecs.exact import Exact
 from tacit.codecs.fp8 import Fp8
 from tacit.codecs.gtopk import GTopK
 from tacit.codecs.hush import Hush
@@ -47,6 +49,8 @@ _BUILT_IN: dict[str, type] = {
     "threshold": Threshold,
     "randomk": RandomK,
     "dgc": Dgc,
+    "dct": Dct,
+    "exact": Exact,
     "gtopk": GTopK,
     "scalecom": ScaleCom,
     "omnireduce": OmniReduce,
@@ -78,9 +82,11 @@ __all__ = [
     "Bf16",
     "Blocks",
     "ByShape",
+    "Dct",
     "Dgc",
     "Ef21",
     "ErrorFeedback",
+    "Exact",
     "Fp8",
     "Fp16",
     "GTopK",

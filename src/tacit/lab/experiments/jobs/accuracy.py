@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,24 @@ from tacit.demo.facts import TASKS
 from tacit.demo.tasks import BUILDERS, Batch, Task, learning_rates
 from tacit.lab.experiments.jobs.common import PROGRESS_S, arguments, joined
 from tacit.lab.experiments.jobs.specs import Accuracy, steps_to
-from tacit.requests import Codec, LocalMemory, declared_nbytes, loop_back
+from tacit.requests import Codec, LocalMemory, Request, declared_nbytes, loop_back
 from tacit.strategy import Strategy
 
 
 class Turns:
-    """One model; every rank's gradients of it, reduced by a codec bucket by bucket."""
+    """One model; every rank's gradients of it, reduced by a codec bucket by bucket. `changed`, called with the rank, may change them first."""
 
-    def __init__(self, model: nn.Module, codec: Codec, world: int, bucket_nbytes: int, seed: int) -> None:
-        self.model, self.codec, self.world, self.seed = model, codec, world, seed
+    def __init__(
+        self,
+        model: nn.Module,
+        codec: Codec,
+        world: int,
+        bucket_nbytes: int,
+        seed: int,
+        changed: Callable[[int], None] = lambda rank: None,
+    ) -> None:
+        self.model, self.codec, self.world, self.seed, self._changed = model, codec, world, seed, changed
+        self.sent_nbytes = 0  # what a rank has handed to its requests
         self.parameters = parameter_names(model)
         labels = dict.fromkeys(self.parameters, "0")
         self.buckets = plan(self.parameters, labels, bucket_nbytes, outer_names(model, self.parameters))
@@ -50,9 +59,10 @@ class Turns:
     def backward(self, batches: Sequence[Batch], step: int) -> None:
         """Leaves the mean over ranks, as the codec brings it, in the gradients."""
         found: list[list[Tensor]] = []
-        for x, y in batches:
+        for rank, (x, y) in enumerate(batches):
             self.model.zero_grad()
             F.cross_entropy(self.model(x), y).backward()
+            self._changed(rank)
             found.append([self._flat(bucket) for bucket in self.buckets])
         for index, bucket in enumerate(self.buckets):
             reduced = loop_back(
@@ -62,6 +72,7 @@ class Turns:
                 step=step,
                 seed=self.seed + index,
                 layout=bucket.layout,
+                observe=self._count,
             )
             mean = reduced[0].total / self.world
             for name, part in bucket.layout.split(mean).items():
@@ -70,6 +81,9 @@ class Turns:
     def _flat(self, bucket: Bucket) -> Tensor:
         parts = [self.parameters[name].grad for name in bucket.names]
         return torch.cat([part.reshape(-1) for part in parts if part is not None])
+
+    def _count(self, request: Request) -> None:
+        self.sent_nbytes += request.nbytes
 
     @property
     def share(self) -> float:
