@@ -60,6 +60,16 @@ double keep(Array<const float> x, Array<const float> reference, Array<float> out
     return tacit::keep(span(x), span(reference), span(out));
 }
 
+bool mean(Array<const float> total, std::size_t count, Array<float> out) {
+    nb::gil_scoped_release unlocked;
+    return tacit::mean(span(total), count, span(out));
+}
+
+bool mean_bf16(Array<const std::uint16_t> total, std::size_t count, Array<float> out) {
+    nb::gil_scoped_release unlocked;
+    return tacit::mean_bf16(span(total), count, span(out));
+}
+
 void topk_pack(Array<const float> x, std::size_t length, std::size_t kept, int bits, int low,
                std::size_t high, Array<std::uint8_t> out) {
     nb::gil_scoped_release unlocked;
@@ -337,6 +347,7 @@ nb::object recycled(std::size_t nbytes) {
 
 // Types as a type checker reads them: nanobind's own name numpy alone, and mypy would then refuse tensors.
 #define FLOAT32S "torch.Tensor | numpy.typing.NDArray[numpy.float32]"
+#define UINT16S "torch.Tensor | numpy.typing.NDArray[numpy.uint16]"
 #define FLOAT64S "torch.Tensor | numpy.typing.NDArray[numpy.float64]"
 #define INT64S "torch.Tensor | numpy.typing.NDArray[numpy.int64]"
 #define UINT32S "torch.Tensor | numpy.typing.NDArray[numpy.uint32]"
@@ -379,6 +390,13 @@ NB_MODULE(_core, m) {
     m.def("keep", &keep, "x"_a.noconvert(), "reference"_a.noconvert(), "out"_a.noconvert(),
           nb::sig("def keep(x: " FLOAT32S ", reference: " FLOAT32S ", out: " FLOAT32S ") -> float"),
           "out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.");
+    m.def("mean", &mean, "total"_a.noconvert(), "count"_a, "out"_a.noconvert(),
+          nb::sig("def mean(total: " FLOAT32S ", count: int, out: " FLOAT32S ") -> bool"),
+          "out = total / count, and whether all of it is finite in the same pass; `out` may be `total`. The "
+          "GIL is released.");
+    m.def("mean_bf16", &mean_bf16, "total"_a.noconvert(), "count"_a, "out"_a.noconvert(),
+          nb::sig("def mean_bf16(total: " UINT16S ", count: int, out: " FLOAT32S ") -> bool"),
+          "The same of the bits of bfloat16.");
 
     m.def("hush_padded", &tacit::hush_padded, "numel"_a,
           "Lanes of `numel` elements; their indices take half as many bytes.");

@@ -39,6 +39,14 @@ std::atomic<const Kernels*>& in_use() {
     return kernels;
 }
 
+void check_mean(std::size_t numel, std::size_t count, std::size_t room) {
+    if (numel != room)
+        refuse("total and out have ", std::to_string(numel), " and ", std::to_string(room),
+               " elements; both have the same number");
+    if (count == 0 || count > (std::size_t(1) << 24))
+        refuse("a mean of ", std::to_string(count), " ranks; give 1 to 2^24");
+}
+
 }  // namespace
 
 std::size_t packed_nbytes(std::size_t numel, Layout layout) {
@@ -76,6 +84,16 @@ double keep(std::span<const float> x, std::span<const float> reference, std::spa
         refuse("x, reference and out have ", std::to_string(x.size()), ", ", std::to_string(reference.size()),
                " and ", std::to_string(out.size()), " elements; all have the same number");
     return in_use().load()->keep(x.data(), reference.data(), x.size(), out.data());
+}
+
+bool mean(std::span<const float> total, std::size_t count, std::span<float> out) {
+    check_mean(total.size(), count, out.size());
+    return in_use().load()->mean(total.data(), total.size(), float(count), out.data());
+}
+
+bool mean_bf16(std::span<const std::uint16_t> total, std::size_t count, std::span<float> out) {
+    check_mean(total.size(), count, out.size());
+    return in_use().load()->mean_bf16(total.data(), total.size(), float(count), out.data());
 }
 
 std::vector<std::string> simd_variants() {

@@ -46,6 +46,11 @@ void random_bits(std::uint64_t seed, std::span<std::uint32_t> out);
 // out = x, and |x - reference|^2, in one pass; the three do not overlap.
 double keep(std::span<const float> x, std::span<const float> reference, std::span<float> out);
 
+// out = total / count, and whether all of it is finite, in the same pass. `out` may be `total` itself.
+bool mean(std::span<const float> total, std::size_t count, std::span<float> out);
+// The same of the bits of bfloat16.
+bool mean_bf16(std::span<const std::uint16_t> total, std::size_t count, std::span<float> out);
+
 // The instruction sets this build has and this CPU can run, slowest first. All give the same bits.
 std::vector<std::string> simd_variants();
 std::string simd();

@@ -14,6 +14,7 @@ namespace {
 using std::int32_t;
 using std::int8_t;
 using std::size_t;
+using std::uint16_t;
 using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
@@ -168,12 +169,40 @@ double keep(const float* __restrict x, const float* __restrict reference, size_t
     return total;
 }
 
+float widened(float x) { return x; }
+float widened(uint16_t bf16) { return __builtin_bit_cast(float, uint32_t(bf16) << 16); }
+
+// A tile is divided, and then looked at while it is in the first cache. `out` may be `total` itself.
+template <class Number>
+bool mean(const Number* total, size_t numel, float count, float* out) {
+    const uint32_t mantissa = __builtin_bit_cast(uint32_t, count) & 0x007fffffu;
+    const float share =
+        1.0f / count;  // exact where count is a power of two: then the bits are those of a division
+    bool finite = true;
+    for (size_t i = 0, n; i < numel; i += n) {
+        n = smaller(tile, numel - i);
+        if (mantissa == 0)
+            for (size_t k = 0; k < n; ++k) out[i + k] = widened(total[i + k]) * share;
+        else
+            for (size_t k = 0; k < n; ++k) out[i + k] = widened(total[i + k]) / count;
+        finite &= absmax_bits(out + i, n) < infinity_bits;
+    }
+    return finite;
+}
+
 }  // namespace
 
 #define TACIT_TEXT_(x) #x
 #define TACIT_TEXT(x) TACIT_TEXT_(x)
 
 namespace tacit::TACIT_VARIANT {
-extern const Kernels kernels{
-    TACIT_TEXT(TACIT_VARIANT), pack<8>, pack<4>, unpack<8>, unpack<4>, random_bits, keep};
+extern const Kernels kernels{TACIT_TEXT(TACIT_VARIANT),
+                             pack<8>,
+                             pack<4>,
+                             unpack<8>,
+                             unpack<4>,
+                             random_bits,
+                             keep,
+                             mean<float>,
+                             mean<uint16_t>};
 }

@@ -18,6 +18,8 @@ struct Kernels {
                     float* out);
     void (*random_bits)(std::uint64_t seed, std::size_t numel, std::uint32_t* out);
     double (*keep)(const float* x, const float* reference, std::size_t numel, float* out);
+    bool (*mean)(const float* total, std::size_t numel, float count, float* out);
+    bool (*mean_bf16)(const std::uint16_t* total, std::size_t numel, float count, float* out);
 };
 
 namespace baseline {

@@ -56,9 +56,8 @@ class Forked:
         out, to_out = context.Pipe(duplex=False)
         err, to_err = context.Pipe(duplex=False)
         told = dict(os.environ if env is None else env)
-        self._process = context.Process(
-            target=_become, args=(list(words), told, str(Path.cwd()), to_out, to_err)
-        )
+        given = list(words), told, str(Path.cwd()), to_out, to_err
+        self._process = context.Process(target=_become, args=given, daemon=True)  # it ends with the tests
         self._process.start()
         self.words, self.pid = list(words), int(self._process.pid)
         self.stdout, self.stderr = (_reader(pipe) for pipe in (out, err))
@@ -133,6 +132,7 @@ def _become(words: list[str], env: dict[str, str], folder: str, to_out: Any, to_
         pipe.close()
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1, encoding="utf-8", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
+    mp.current_process().daemon = False  # it may have children
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)

@@ -7,6 +7,7 @@ Functions are sent by module file and name, so a body must be a top-level functi
 """
 
 import contextlib
+import copy
 import faulthandler
 import importlib.util
 import io
@@ -94,11 +95,11 @@ class Ranks:
         return [value for _, value in found]
 
     def known(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """As run(), but run once: for a reference that many tests compare with, and none changes."""
+        """As run(), but run once, and copied: for a reference that several tests compare with."""
         key = world, function.__code__.co_filename, function.__qualname__, args
         if key not in self._known:
             self._known[key] = self.run(world, function, *args)
-        return self._known[key]
+        return copy.deepcopy(self._known[key])  # ranks that are given its tensors write to the same memory
 
     def close(self) -> None:
         """Ends all ranks, whatever they do."""

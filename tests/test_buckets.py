@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tacit.buckets import (
+    DdpSizes,
     digest_of,
     flat_view,
     group_names,
@@ -26,6 +27,23 @@ def test_buckets_cover_every_parameter_once_in_backward_order_within_the_limit(n
     assert [name for b in buckets for name in b.names] == list(reversed(parameters))
     for bucket in buckets:
         assert bucket.layout.numel * 4 <= limit or len(bucket.names) == 1
+
+
+def test_as_large_as_ddps_buckets_are_cut_where_ddp_cuts_and_smaller_ones_are_not():
+    numels = {"a": 100, "b": 300, "c": 50, "d": 10, "e": 20, "f": 200}
+    parameters = {name: nn.Parameter(torch.zeros(n)) for name, n in numels.items()}
+    groups = dict.fromkeys(parameters, "0")
+    sizes = DdpSizes(first_nbytes=400, nbytes=300)
+    assert [b.names for b in plan(parameters, groups, 300, ddp=sizes)] == [
+        ("f",),
+        ("e", "d", "c"),
+        ("b",),
+        ("a",),
+    ]
+    assert plan(parameters, groups, 10**6, ddp=sizes) == plan(parameters, groups, 300, ddp=sizes)
+    assert plan(parameters, groups, 299, ddp=sizes) == plan(parameters, groups, 299)
+    apart = plan(parameters, {**groups, "d": "1"}, 300, ddp=sizes)
+    assert [b.names for b in apart] == [("f",), ("e", "c"), ("d",), ("b",), ("a",)]
 
 
 def test_dtypes_and_optimizer_groups_do_not_share_a_bucket():

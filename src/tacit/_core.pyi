@@ -46,6 +46,14 @@ def keep(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], reference: torch
     out = x, and |x - reference|^2 in the same pass; they do not overlap, the GIL is released.
     """
 
+def mean(total: torch.Tensor | numpy.typing.NDArray[numpy.float32], count: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> bool:
+    """
+    out = total / count, and whether all of it is finite in the same pass; `out` may be `total`. The GIL is released.
+    """
+
+def mean_bf16(total: torch.Tensor | numpy.typing.NDArray[numpy.uint16], count: int, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> bool:
+    """The same of the bits of bfloat16."""
+
 def hush_padded(numel: int) -> int:
     """Lanes of `numel` elements; their indices take half as many bytes."""
 

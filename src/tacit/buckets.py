@@ -1,7 +1,8 @@
 """Buckets: flat runs of parameters that travel together.
 
 tacit cuts its own, from the order of the parameters alone: the plan is the same on every rank, in every step and
-after a restart. DDP's buckets change after the first step; what depended on them would not resume to the same bits.
+after a restart. DDP's buckets change after the first step; what depended on them would not resume to the same bits. Where tacit's are as large,
+they are cut where DDP's will be from the second step on, so that they lie in DDP's memory as they are: from sizes that are known before.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -106,38 +107,84 @@ def makes_sparse(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
+@dataclass(frozen=True, slots=True)
+class DdpSizes:
+    """DDP closes its first bucket as soon as it holds `first_nbytes`, each other one with `nbytes`."""
+
+    first_nbytes: int
+    nbytes: int
+
+    def follows(self, bucket_nbytes: int) -> bool:
+        """Whether buckets of so many bytes are DDP's own: larger ones would only be copied together from several of those."""
+        return bucket_nbytes >= self.nbytes
+
+
+Kind = tuple[str, torch.dtype, torch.device]
+
+
 def plan(
     parameters: Mapping[str, nn.Parameter],
     groups: Mapping[str, str],
     bucket_nbytes: int,
     outer: Collection[str] = (),
     sparse: Collection[str] = (),
+    ddp: DdpSizes | None = None,
 ) -> list[Bucket]:
     """Buckets of at most `bucket_nbytes` (a larger parameter has one of its own), last parameter first; after them a bucket for all
-    tables in `sparse` of a kind, whose size no step knows before.
+    tables in `sparse` of a kind, whose size no step knows before. Where DDP's own are no larger, those that it will cut after its first step.
 
     `outer` names embeddings and the head, for codecs that treat them in another way.
     """
-    open_runs: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
-    tables: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
-    closed: list[list[str]] = []
-    for name, parameter in reversed(list(parameters.items())):
-        key = (groups[name], parameter.dtype, parameter.device)
+    kinds: dict[str, Kind] = {
+        name: (groups[name], p.dtype, p.device) for name, p in reversed(list(parameters.items()))
+    }
+    dense = {name: kind for name, kind in kinds.items() if name not in sparse}
+    if ddp is not None and ddp.follows(bucket_nbytes):
+        runs = _as_ddp(parameters, dense, ddp)
+    else:
+        runs = _of_at_most(bucket_nbytes, parameters, dense)
+    tables: dict[Kind, list[str]] = {}
+    for name, kind in kinds.items():
         if name in sparse:
-            tables.setdefault(key, []).append(name)
-            continue
-        run = open_runs.setdefault(key, [])
-        if run and sum(parameters[n].nbytes for n in run) + parameter.nbytes > bucket_nbytes:
-            closed.append(run)
-            run = open_runs[key] = []
-        run.append(name)
-    closed += [*open_runs.values(), *tables.values()]
+            tables.setdefault(kind, []).append(name)
     buckets = []
-    for index, names in enumerate(closed):
+    for index, names in enumerate([*runs, *tables.values()]):
         first = parameters[names[0]]
         layout = Layout.of({name: parameters[name].shape for name in names}, outer)
         buckets.append(Bucket(index, layout, groups[names[0]], first.dtype, first.device, names[0] in sparse))
     return buckets
+
+
+def _of_at_most(
+    nbytes: int, parameters: Mapping[str, nn.Parameter], kinds: Mapping[str, Kind]
+) -> list[list[str]]:
+    open_runs: dict[Kind, list[str]] = {}
+    closed: list[list[str]] = []
+    for name, kind in kinds.items():
+        run = open_runs.setdefault(kind, [])
+        if run and sum(parameters[n].nbytes for n in run) + parameters[name].nbytes > nbytes:
+            closed.append(run)
+            run = open_runs[kind] = []
+        run.append(name)
+    return [*closed, *open_runs.values()]
+
+
+def _as_ddp(
+    parameters: Mapping[str, nn.Parameter], kinds: Mapping[str, Kind], sizes: DdpSizes
+) -> list[list[str]]:
+    """DDP knows dtypes and devices, not groups: where its bucket closes, those of all groups in it do."""
+    open_runs: dict[Kind, list[str]] = {}
+    closed: list[list[str]] = []
+    held: dict[tuple[torch.dtype, torch.device], int] = {}
+    limits: dict[tuple[torch.dtype, torch.device], int] = {}
+    for name, kind in kinds.items():
+        open_runs.setdefault(kind, []).append(name)
+        of = kind[1:]
+        held[of] = held.get(of, 0) + parameters[name].nbytes
+        if held[of] >= limits.get(of, sizes.first_nbytes):
+            held[of], limits[of] = 0, sizes.nbytes
+            closed += [open_runs.pop(each) for each in list(open_runs) if each[1:] == of]
+    return [*closed, *open_runs.values()]
 
 
 def cutter(
@@ -145,9 +192,10 @@ def cutter(
     groups: Mapping[str, str],
     outer: Collection[str],
     sparse: Collection[str],
+    ddp: DdpSizes | None = None,
 ) -> Callable[[int], list[Bucket]]:
     """`plan` of the same parameters, for any size of buckets; it keeps none of them alive."""
-    return lambda bucket_nbytes: plan(parameters(), groups, bucket_nbytes, outer, sparse)
+    return lambda bucket_nbytes: plan(parameters(), groups, bucket_nbytes, outer, sparse, ddp)
 
 
 def flat_view(parts: Sequence[Tensor]) -> Tensor | None:

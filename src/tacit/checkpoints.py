@@ -120,6 +120,22 @@ def check_bucket(state: Mapping[str, Any], place: Place, measured: int | None) -
         )
 
 
+def check_cut(state: Mapping[str, Any], place: Place, bucket_nbytes: int | None, cut: Sequence[int]) -> None:
+    """Raises CheckpointError where buckets of the same size would be cut at other places now than then: what is added in which order would change.
+
+    `cut`: the sizes of DDP's buckets where tacit's are those, else empty.
+    """
+    saved = state.get("cut", list(cut))
+    if list(saved) == list(cut) or state["world"] != place.world:
+        return
+    if auto_of(state).get("bucket_nbytes") == bucket_nbytes:
+        then, now = (f"as DDP's of {sizes[-1]} bytes" if sizes else "by tacit" for sizes in (saved, cut))
+        raise CheckpointError(
+            f"the checkpoint was written with buckets cut {then}, and now they are cut {now}, which would change the bits; build DDP with the "
+            f"bucket_cap_mb it had"
+        )
+
+
 def _as_list(state: Any) -> list[Mapping[str, Any]]:
     """Single ranks' states, whatever they were handed over in."""
     if isinstance(state, Mapping) and "ranks" in state:
@@ -161,6 +177,9 @@ def _check_facts(state: Mapping[str, Any]) -> None:
     need(
         state, "bucket", "bucket" not in state or is_whole(state["bucket"], 1), "a whole number of at least 1"
     )
+    cut = state.get("cut", [])
+    sizes = isinstance(cut, list) and len(cut) in (0, 2) and all(is_whole(nbytes, 1) for nbytes in cut)
+    need(state, "cut", sizes, "two whole numbers of at least 1, or none")
     need(state, "memory", isinstance(state["memory"], Mapping), "a dict")
 
 

@@ -15,30 +15,32 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit import recycled
+from tacit import _core, recycled
 from tacit.buckets import Bucket
 from tacit.errors import ConformanceError, TacitError, TransportError
 from tacit.layout import Layout
 from tacit.memory import MemoryStore
-from tacit.requests import Codec, Context, Conversation, Reduced, Request, as_reduced, context_for
+from tacit.requests import Codec, Context, Conversation, Reduced, Request, Sum, as_reduced, context_for
 from tacit.schemes import Channel, RowRequests
 from tacit.sparse import TouchedRows
 from tacit.stats import Stats
 from tacit.transports import Wire
 
 _MOST_STARTED = 2  # requests under way, where the scheme does not keep the thread until the answer is here; gloo has as many threads
+_FUSED = {torch.float32: (_core.mean, torch.float32), torch.bfloat16: (_core.mean_bf16, torch.uint16)}
 _CLOSE_S = 2.0  # a thread inside a collective that nobody answers is left behind after this
 
 
 RowsTalk = Generator[RowRequests, Any, Reduced]  # conversations of all rows of a reduce-scatter, in lock step
+Gradients = Callable[[], Mapping[str, Tensor]]
 
 
 @dataclass(eq=False, slots=True)
@@ -94,21 +96,29 @@ class Exchange:
         *,
         seed: int,
         step: int,
+        in_place: bool = False,
+        elsewhere: Gradients | None = None,
     ) -> Reduction:
         """Starts the exchange of `x`; `deliver(mean)` is called in the codec thread. `x` must not change until then.
 
-        `seed` and `step` are the handle's, the same on all ranks: what a codec draws follows from them.
+        `seed` and `step` are the handle's, the same on all ranks: what a codec draws follows from them. `in_place`: x may be overwritten, and
+        `deliver` is called with x itself where the mean fits; `elsewhere` then gives this rank's gradients from where they lie as well, to
+        name those that are not finite.
         """
         self._report_late(step)
         self._record(x)
         context = self._context(bucket, memory, x.device, seed, step)
+        own = _Own(bucket.layout, x, elsewhere if in_place else None)
+        talk = self.codec.reduce(x, context)
+        if in_place and elsewhere is None and self._stream is None:
+            talk = own.looked_at_first(talk)
+        if in_place and getattr(self.codec, "spends", False):
+            talk = _with_room(talk, x)
 
         def finish(reduced: Reduced) -> None:
-            deliver(self._mean(reduced, x, bucket.layout, step))
+            deliver(self._mean(reduced, own, step, x if in_place else None))
 
-        return self.submit(
-            self.codec.reduce(x, context), self.codec.traits.rounds, finish, bucket.group, context.own_seed
-        )
+        return self.submit(talk, self.codec.traits.rounds, finish, bucket.group, context.own_seed)
 
     def reduce_rows(
         self,
@@ -128,7 +138,7 @@ class Exchange:
         touched = TouchedRows(bucket.layout, gradients)
 
         def finish(reduced: Reduced) -> None:
-            deliver(touched.split(self._mean(reduced, touched.x, touched.layout, step)))
+            deliver(touched.split(self._mean(reduced, _Own(touched.layout, touched.x), step)))
 
         talk, rounds = touched.talk(self.codec, context), 1 + self.codec.traits.rounds
         return self.submit(talk, rounds, finish, bucket.group, context.own_seed)
@@ -151,10 +161,25 @@ class Exchange:
             for x in read:
                 x.record_stream(self._stream)
 
-    def _mean(self, reduced: Reduced, x: Tensor, layout: Layout, step: int) -> Tensor:
-        world = self.wire.world
-        mean = reduced.total.div_(world) if reduced.total is not x else reduced.total / world
-        self._report_nonfinite(layout, x, mean, step)
+    def _mean(self, reduced: Reduced, own: "_Own", step: int, room: Tensor | None = None) -> Tensor:
+        """The mean, in `room` where it fits there. A pass over it that looks for what is not finite is the same one."""
+        total, world = reduced.total, self.wire.world
+        if room is not None and room.dtype == torch.promote_types(total.dtype, room.dtype):
+            mean = room
+        else:
+            mean = recycled.empty_like(total) if total is own.x else total
+        flat = total.device.type == "cpu" and mean.dtype == torch.float32 and mean.is_contiguous()
+        if flat and total.dtype in _FUSED:
+            fused, raw = _FUSED[total.dtype]
+            finite = fused(total.detach().contiguous().view(raw), world, mean.detach())
+        else:
+            torch.div(total.to(mean.dtype), world, out=mean)
+            if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
+                self._flags.append((own.layout, step, mean.isfinite().all()))
+                return mean
+            finite = bool(mean.isfinite().all())
+        if not finite:
+            report_nonfinite(self.stats, step, own.nonfinite(), own.layout.split(mean))
         return mean
 
     def ask(self, request: Request, group: str = "control") -> Any:
@@ -274,12 +299,6 @@ class Exchange:
                 self._requesting.popleft()
             self._outbox.put((job, request))
 
-    def _report_nonfinite(self, layout: Layout, x: Tensor, mean: Tensor, step: int) -> None:
-        if self._stream is not None:  # looked at one step later, when reading the flag stops nobody
-            self._flags.append((layout, step, mean.isfinite().all()))
-        elif mean.numel() and not bool(mean.sum().isfinite()):
-            report_nonfinite(self.stats, step, layout.split(x), layout.split(mean))
-
     def _report_late(self, step: int) -> None:
         while self._flags and self._flags[0][1] < step:
             layout, at, finite = self._flags.popleft()
@@ -359,10 +378,42 @@ def counted(wire: Wire, stats: Stats, request: str, group: str) -> Iterator[None
     stats.sent(request, group, wire.sent_nbytes - before)
 
 
-def report_nonfinite(stats: Stats, step: int, own: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> None:
-    """Counts the parameters whose mean is not finite, and warns the first time, with the rank it came from."""
-    bad = [name for name, part in mean.items() if not bool(part.isfinite().all())]
-    mine = [name for name in bad if not bool(own[name].isfinite().all())]
+def _with_room(talk: Conversation, x: Tensor) -> Conversation:
+    """The same conversation, of a codec that spends what it is given: its total may be written over `x`."""
+    answer: Any = None
+    while True:
+        try:
+            request = talk.send(answer)
+        except StopIteration as end:
+            return as_reduced(end.value)
+        answer = yield replace(request, room=x) if isinstance(request, Sum) else request
+
+
+class _Own:
+    """This rank's numbers in a bucket, and which of them are not finite: found out when it is asked for, unless they will be overwritten."""
+
+    def __init__(self, layout: Layout, x: Tensor, elsewhere: Gradients | None = None):
+        self.layout, self.x = layout, x
+        self._gradients = elsewhere or (lambda: layout.split(x))
+        self._found: Collection[str] | None = None
+
+    def looked_at_first(self, talk: Conversation) -> Conversation:
+        self._found = [] if bool(self.x.sum().isfinite()) else self.nonfinite()
+        return (yield from talk)
+
+    def nonfinite(self) -> Collection[str]:
+        return nonfinite(self._gradients()) if self._found is None else self._found
+
+
+def nonfinite(parts: Mapping[str, Tensor]) -> list[str]:
+    """The names of those that are not finite."""
+    return [name for name, part in parts.items() if not bool(part.isfinite().all())]
+
+
+def report_nonfinite(stats: Stats, step: int, own: Collection[str], mean: Mapping[str, Tensor]) -> None:
+    """Counts the parameters whose mean is not finite, and warns the first time, with the rank it came from. `own`: this rank's that are not."""
+    bad = nonfinite(mean)
+    mine = [name for name in bad if name in own]
     if bad:
         stats.found_nonfinite(
             bad, step, f"this rank's own {mine[0]!r} was not" if mine else "another rank's was not"

@@ -164,6 +164,7 @@ class Sum:
         payload: This rank's part.
         to_all: Every rank needs it to go on, also where FSDP2 scatters the result.
         small: It costs latency, not bandwidth: an aggregator is not asked.
+        room: Where the exchange set it, the payload may be overwritten, and the total, which may stay in bfloat16, will be written there.
 
     Example:
         >>> Sum(Payload.dense(torch.zeros(5))).nbytes
@@ -173,6 +174,7 @@ class Sum:
     payload: Payload
     to_all: bool = False
     small: bool = False
+    room: Tensor | None = None
 
     @property
     def nbytes(self) -> int:

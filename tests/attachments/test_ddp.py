@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from toys import WIDTH, batch, deep, flat, gradients, loss_of, train
+from toys import WIDTH, batch, deep, flat, gradients, loss_of, own_state, train
 
 import tacit
 from tacit.errors import ConfigError
@@ -42,6 +42,79 @@ def test_without_a_codec_gradients_equal_plain_ddp_before_and_after_the_bucket_r
             assert buckets >= 5
             for name in expected:
                 torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def _watched(attachment):
+    """Whether each bucket that leaves from now on lies in DDP's memory."""
+    lies, buffers, take, reduce = [], [], attachment.take, attachment.exchange.reduce
+
+    def taken(bucket):
+        buffers.append(bucket.buffer().untyped_storage().data_ptr())
+        return take(bucket)
+
+    def reduced(bucket, x, *args, **options):
+        lies.append(x.untyped_storage().data_ptr() in buffers)
+        return reduce(bucket, x, *args, **options)
+
+    attachment.take, attachment.exchange.reduce = taken, reduced
+    return lies
+
+
+def _reduced_where_it_lies(rank, world, text):
+    def start(views):
+        model = DDP(deep(), bucket_cap_mb=0.03, gradient_as_bucket_view=views)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        return model, optimizer, tacit.attach(model, optimizer, text, bucket="40kB")
+
+    found = []
+    for views in (False, True):
+        model, optimizer, handle = start(views)
+        lies = _watched(handle._attachment)
+        train(model, optimizer, rank, range(3))
+        state, weights = own_state(handle), {k: v.clone() for k, v in model.state_dict().items()}
+        train(model, optimizer, rank, range(3, 6))
+        last = lies[-len(handle._attachment._backward.buckets) :]
+        resumed, again, other = start(views)
+        resumed.load_state_dict(weights)
+        other.load_state_dict(state)
+        train(resumed, again, rank, range(3, 6))
+        found.append((flat(model), flat(resumed), last, state["cut"]))
+    return found
+
+
+@pytest.mark.parametrize("text", ["every / none / allreduce", "every / bf16 / allreduce"])
+def test_buckets_as_large_as_ddps_are_reduced_where_they_lie_and_resume_to_the_same_bits(ranks, text):
+    """Among three ranks the order of additions shows, and the first step after a start has other buckets of DDP's."""
+    found = ranks.run(3, _reduced_where_it_lies, text)
+    for rank in found:
+        for whole, resumed, lies, cut in rank:
+            assert torch.equal(whole, resumed) and torch.equal(whole, found[0][0][0])
+            assert lies and all(lies)
+            assert cut == [31457, 31457]
+
+
+def _not_finite_on_rank_1(rank, world, text, views):
+    model = DDP(deep(), bucket_cap_mb=0.03, gradient_as_bucket_view=views)
+    handle = tacit.attach(model, None, text, bucket="40kB")
+    said: list[str] = []
+    found = handle.stats.found_nonfinite
+    handle.stats.found_nonfinite = lambda names, step, source: (
+        said.append(source),
+        found(names, step, source),
+    )
+    for step in range(3):
+        model.zero_grad()
+        loss = loss_of(model, rank, step)
+        (loss * float("nan") if step == 2 and rank == 1 else loss).backward()
+    return said, dict(handle.stats.nonfinite)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_what_is_not_finite_is_traced_to_its_rank_though_it_was_summed_in_place(ranks, views):
+    found = ranks.run(3, _not_finite_on_rank_1, "every / none / allreduce", views)
+    for rank, (said, names) in enumerate(found):
+        assert said and len(names) == 18
+        assert all(("this rank's own" in one) == (rank == 1) for one in said)
 
 
 @pytest.mark.parametrize("text", CODED)

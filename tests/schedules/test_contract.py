@@ -20,6 +20,7 @@ def test_it_verifies_at_this_world(name, world):
     assert schedule.name == name.partition("(")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_it_verifies_at_a_thousand_ranks(name):
     ALL[name](1000).verify()

@@ -218,6 +218,7 @@ def test_adding_to_nothing_is_the_same_as_copying(name):
     with_rows(schedule, rows).verify()
 
 
+@pytest.mark.slow
 @given(name=names, world=st.integers(2, 6), edits=st.integers(1, 4), data=st.data())
 @settings(quick, max_examples=400)
 def test_whatever_is_changed_the_proof_agrees_with_the_plain_run(name, world, edits, data):

@@ -6,7 +6,7 @@ a copy wherever these lie inside one of DDP's. Accumulation, unused parameters a
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,6 +34,7 @@ from tacit.attachments.sizing import DEFAULT_NBYTES, settled_nbytes, warn_of_wid
 from tacit.attachments.target import Target
 from tacit.buckets import (
     Bucket,
+    DdpSizes,
     clean_name,
     cutter,
     digest_of,
@@ -62,7 +63,8 @@ def attach_ddp(handle: Handle, target: Target) -> None:
     reduced = _reduced(ddp)
     labels = {name: groups.get(name, "0") for name in reduced}
     outer, sparse = outer_names(ddp, reduced), sparse_names(ddp, reduced)
-    cut = cutter(weak_parameters(reduced), labels, outer, sparse)
+    sizes = ddp_sizes(ddp)
+    cut = cutter(weak_parameters(reduced), labels, outer, sparse, sizes)
     buckets = cut(bucket_nbytes or DEFAULT_NBYTES)
     stray = _stray(ddp, reduced)
     optimizer = None
@@ -86,7 +88,7 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         guard = Guard(
             handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
         )
-        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut)
+        attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut, sizes)
         try:
             ddp.register_comm_hook(attachment, _hook)
         except RuntimeError as cause:
@@ -96,6 +98,17 @@ def attach_ddp(handle: Handle, target: Target) -> None:
             ) from cause
         leave_with(attachment, channel)
     handle.fasten(attachment)
+
+
+_FIRST_NBYTES = 1 << 20  # of DDP's first bucket, unless bucket_cap_mb is given
+
+
+def ddp_sizes(ddp: nn.parallel.DistributedDataParallel) -> DdpSizes | None:
+    """When DDP closes its buckets from the second step on; None where each has a size of its own (`bucket_cap_mb_list`)."""
+    if getattr(ddp, "bucket_bytes_cap_list", None):
+        return None
+    nbytes = int(ddp.bucket_bytes_cap)
+    return DdpSizes(_FIRST_NBYTES if ddp.bucket_bytes_cap_default else nbytes, nbytes)
 
 
 def _reduced(ddp: nn.parallel.DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -156,12 +169,14 @@ class DdpAttachment:
         parameters: Mapping[str, nn.Parameter],
         stepped: torch.optim.Optimizer | None,
         cut: Callable[[int], list[Bucket]],
+        sizes: DdpSizes | None,
     ):
         """`stepped`: the optimizer whose steps may be taken in the next forward pass."""
         self.channel, self.wire, self.group = channel, channel.wire, ddp.process_group
         self._ddp = weakref.ref(ddp)  # which holds this one where the garbage collector cannot see it: in C++
+        self._kept = None if ddp.gradient_as_bucket_view else _gradients_of(weak_parameters(parameters))
         self._name_of = {id(parameter): clean_name(name, ddp) for name, parameter in ddp.named_parameters()}
-        self._handle, self._cut = handle, cut
+        self._handle, self._cut, self._sizes = handle, cut, sizes
         self._overlap: ForwardOverlap | None = None
         self._pending: dict[str, _Pending] = {}
         self.exchange: Exchange | None = self._opened(handle.strategy, buckets)
@@ -179,6 +194,7 @@ class DdpAttachment:
         exchange.on_fail = weakly(self._fail)
         self._keep = when_dropped(self, exchange.drop)
         self._backward = Backward(self._handle, exchange, buckets)
+        self._backward.kept = self._kept
         return exchange
 
     def switch(self, strategy: Strategy, bucket_nbytes: int) -> None:
@@ -192,6 +208,12 @@ class DdpAttachment:
         self.channel.scheme = strategy.scheme
         self.exchange = self._opened(strategy, self._cut(bucket_nbytes))
         self._guard = self._guard.over(self.exchange)
+
+    def cut_of(self, bucket_nbytes: int) -> list[int]:
+        sizes = self._sizes
+        return (
+            [sizes.first_nbytes, sizes.nbytes] if sizes is not None and sizes.follows(bucket_nbytes) else []
+        )
 
     def hold(self, held: Callable[[Mapping[str, Tensor]], None] | None) -> None:
         self._backward.held = held
@@ -258,6 +280,18 @@ class DdpAttachment:
             finally:
                 exchange.close()
                 leave(self.channel)
+
+
+def _gradients_of(
+    parameters: Callable[[], Mapping[str, nn.Parameter]],
+) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    """Gives a pass's own gradients by name: DDP copies them into its buckets, and the means back when the pass is over."""
+
+    def found(names: Sequence[str]) -> Mapping[str, Tensor]:
+        gradients = {name: parameters()[name].grad for name in names}
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+    return found
 
 
 class _Pending:

@@ -36,7 +36,7 @@ from tacit.attachments.handle import (
 from tacit.attachments.target import Target
 from tacit.buckets import clean_name, outer_names, sparse_names
 from tacit.errors import ConfigError, ConformanceError
-from tacit.exchange import Exchange, RowsTalk, report_nonfinite
+from tacit.exchange import Exchange, RowsTalk, nonfinite, report_nonfinite
 from tacit.layout import Layout
 from tacit.requests import Conversation, Reduced, as_reduced, context_for
 from tacit.schemes import Channel, RowRequests
@@ -178,7 +178,7 @@ class _ReduceScatter(ReduceScatter):
             found = reduced.total / wire.world if average else reduced.total
             # on an accelerator looking would stop it, and the optimizer will see
             if found.device.type == "cpu" and not bool(found.sum().isfinite()):
-                report_nonfinite(handle.stats, step, own.split(rows[wire.rank]), own.split(found))
+                report_nonfinite(handle.stats, step, nonfinite(own.split(rows[wire.rank])), own.split(found))
             return found
 
         contexts = [

@@ -4,9 +4,12 @@
 
 16 bits halve the wire and add natively, on every device: the baseline that any cleverer codec has to beat.
 In a sharded scheme the sum is taken in float32 and cast once more; in a ring it is rounded at every hop.
+
+`spends`: once sent, neither x nor the payload is read again but for `contribution`, so an exchange that asks for none may reduce in place.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +23,7 @@ class Plain:
     """Sends x as it is, in its own dtype."""
 
     traits = Traits(rounds=1, summable=True, unbiased=True, contracting=True, exact=True)
+    spends: ClassVar[bool] = True
     format = Dense(torch.float32)
 
     def __str__(self) -> str:
@@ -39,6 +43,7 @@ class Bf16:
     """8 significant bits, float32's range; unlike torch's own hook it runs on the CPU too."""
 
     traits = Traits(rounds=1, summable=True, contracting=True)
+    spends: ClassVar[bool] = True
     format = Dense(torch.bfloat16)
 
     def __str__(self) -> str:
@@ -50,7 +55,7 @@ class Bf16:
     def reduce(self, x: Tensor, context: Context) -> Conversation:
         payload = Payload.dense(recycled.cast(x, torch.bfloat16))
         total: Total = yield Sum(payload)
-        return Reduced(recycled.cast(total.value, torch.float32), total.reduced(payload).contribution)
+        return total.reduced(payload)
 
 
 @dataclass(frozen=True, slots=True)

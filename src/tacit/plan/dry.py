@@ -31,7 +31,9 @@ class DryWire(Wire):
         self.idle_s = 0.0  # spent on making up what would have come
         self.own: Tensor | None = None  # a Merge's payload, before anything was merged into it
 
-    def start_all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], Tensor]:
+    def start_all_reduce(
+        self, value: Tensor, op: Any = dist.ReduceOp.SUM, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
         out = recycled.clone(value)
         if value.numel():
             self.used.append((all_reduce_of(value.dtype), float(value.nbytes)))

@@ -18,7 +18,7 @@ from tacit.layout import Layout
 from tacit.memory import MemoryStore
 from tacit.plan.costs import HALVES, gradient
 from tacit.plan.operations import Bench
-from tacit.plan.predicting import crossing_of, ddp_buckets, exchange_alone, own_buckets
+from tacit.plan.predicting import crossing_of, ddp_buckets, exchange_alone, tacit_buckets
 from tacit.plan.values import BASELINES, BucketSizes, Probe, StrategyCost
 from tacit.schemes import Channel
 from tacit.sim.workloads import Layer, Workload
@@ -80,9 +80,7 @@ class ModelExchanges:
     def of(self, choice: str) -> ModelExchange:
         cost = self._probe.cost(choice)
         plain = choice in BASELINES
-        layers = (
-            ddp_buckets(self._work, self._sizes) if plain else own_buckets(self._work, self._sizes.nbytes)
-        )
+        layers = ddp_buckets(self._work, self._sizes) if plain else tacit_buckets(self._work, self._sizes)
         layers = _fitting(self._probe, cost, layers)
         numels = [sum(layer.parameters for layer in bucket) for bucket in layers]
         predicted_s = exchange_alone(self._probe, cost, numels)
@@ -123,7 +121,12 @@ class ModelExchanges:
             step = next(steps)
             jobs = []
             for bucket, own, deliver in zip(parts, buffers, delivers, strict=True):
-                jobs.append(exchange.reduce(bucket, own.fill(), memory, deliver, seed=0, step=step))
+                x = own.fill()
+                jobs.append(
+                    exchange.reduce(
+                        bucket, x, memory, deliver, seed=0, step=step, in_place=True, elsewhere=dict
+                    )
+                )
 
             def finish() -> None:
                 exchange.wait(jobs)

@@ -184,7 +184,7 @@ def played(
     """A step with every bucket's pieces."""
     pace = pace or Pace()
     ddp_layers = ddp_buckets(step.workload, sizes)
-    own = ddp_layers if cost.choice in BASELINES else own_buckets(step.workload, sizes.nbytes)
+    own = ddp_layers if cost.choice in BASELINES else tacit_buckets(step.workload, sizes)
     if cost.period > 1:
         return _between_steps(probe, step, cost, own, pace)
     numels = [sum(layer.parameters for layer in layers) for layers in own]
@@ -328,6 +328,12 @@ def ddp_buckets(work: Workload, sizes: BucketSizes) -> list[list[Layer]]:
     return buckets
 
 
+def tacit_buckets(work: Workload, sizes: BucketSizes) -> list[list[Layer]]:
+    """tacit's beside a DDP with `sizes`: DDP's own where those are no larger."""
+    follows = 1 < sizes.ddp_nbytes <= sizes.nbytes  # 1: a module without DDP
+    return ddp_buckets(work, sizes) if follows else own_buckets(work, sizes.nbytes)
+
+
 def own_buckets(work: Workload, nbytes: int) -> list[list[Layer]]:
     """tacit's: a bucket is closed before a layer with which it would hold more than `nbytes`."""
     buckets: list[list[Layer]] = []
@@ -343,7 +349,7 @@ def own_buckets(work: Workload, nbytes: int) -> list[list[Layer]]:
 
 def numels_of(work: Workload, cost: StrategyCost, sizes: BucketSizes) -> list[int]:
     """Elements of each bucket, under a choice."""
-    own = ddp_buckets(work, sizes) if cost.choice in BASELINES else own_buckets(work, sizes.nbytes)
+    own = ddp_buckets(work, sizes) if cost.choice in BASELINES else tacit_buckets(work, sizes)
     return [sum(layer.parameters for layer in layers) for layers in own]
 
 

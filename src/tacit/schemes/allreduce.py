@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from tacit.errors import PairingError
-from tacit.requests import Codec, Payload, Request, Sum, TableSum, Total
+from tacit.requests import Codec, Dense, Request, Sum, TableSum, Total
 from tacit.schemes.scheme import Scheme
 from tacit.transports import Wire
 
@@ -34,14 +35,14 @@ class AllReduce(Scheme):
         if not isinstance(request, Sum) or request.payload.numel == 0:
             return Scheme.start(self, wire, request, seed)
         with wire.purpose(type(request).__name__):
-            return self._start_sum(wire, request.payload)
+            return self._start_sum(wire, request)
 
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
-        return self._start_sum(wire, request.payload)()
+        return self._start_sum(wire, request)()
 
-    def _start_sum(self, wire: Wire, payload: Payload) -> Callable[[], Total]:
-        added = wire.start_all_reduce(payload.data)
-        return lambda: Total(payload.format.unpack(added(), payload.numel), wire.world)
+    def _start_sum(self, wire: Wire, request: Sum) -> Callable[[], Total]:
+        added = wire.start_all_reduce(request.payload.data, in_place=request.room is not None)
+        return lambda: Total(_unpacked(request, added()), wire.world)
 
     def table_sum(self, wire: Wire, request: TableSum) -> Total:
         request.lanes.check(wire.world)
@@ -49,3 +50,11 @@ class AllReduce(Scheme):
         if lanes.dtype == torch.int16:
             lanes = lanes.int()  # neither gloo nor nccl adds 16-bit integers
         return Total(wire.all_reduce(lanes), wire.world)
+
+
+def _unpacked(request: Sum, total: Tensor) -> Tensor:
+    """The total in float32; in bfloat16 as it came, where whoever set the room widens it with the pass that writes there."""
+    payload, room = request.payload, request.room
+    if room is not None and room.dtype == torch.float32 and payload.format == Dense(torch.bfloat16):
+        return total
+    return payload.format.unpack(total, payload.numel)

@@ -39,7 +39,7 @@ class Scheme(ABC):
     scatters: ClassVar[bool] = True
     """Whether FSDP2 can use it: the sum of a row reaches only its own rank."""
     lingers: ClassVar[bool] = False
-    """Whether `start` returns before a sum is here, so that others may begin meanwhile."""
+    """Whether `start` returns before a sum is here, so that others may begin meanwhile; before a maximum is here it always does."""
 
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:
@@ -90,6 +90,9 @@ class Scheme(ABC):
 
     def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
         """Begins to answer a request, and returns what waits for the answer. All ranks begin in one order; most schemes have it by then."""
+        if isinstance(request, Max) and request.value.numel():
+            with wire.purpose(type(request).__name__):
+                return wire.start_all_reduce(_ordered(request.value), dist.ReduceOp.MAX)
         answer = self.answer(wire, request, seed)
         return lambda: answer
 
@@ -154,7 +157,7 @@ class Channel:
 
     def lingers(self, request: Request | RowRequests) -> bool:
         """Whether `start` returns before the answer is here."""
-        return self.scheme.lingers and isinstance(request, Sum)
+        return isinstance(request, Max) or (self.scheme.lingers and isinstance(request, Sum))
 
     def close(self) -> None:
         """Closes the scheme's link, if it has one; safe to call twice."""
@@ -165,9 +168,11 @@ class Channel:
 
 def max_over_ranks(wire: Wire, value: Tensor) -> Tensor:
     """The element-wise maximum; NaN counts as infinity."""
-    return wire.all_reduce(
-        value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), dist.ReduceOp.MAX
-    )
+    return wire.all_reduce(_ordered(value), dist.ReduceOp.MAX)
+
+
+def _ordered(value: Tensor) -> Tensor:
+    return value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _gather(wire: Wire, request: Gather) -> list[Tensor]:

@@ -119,9 +119,12 @@ class Wire:
         """The element-wise reduction, in a new tensor. Counted as a ring sends it: 2 (n - 1) / n of the payload."""
         return self.start_all_reduce(value, op)()
 
-    def start_all_reduce(self, value: Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], Tensor]:
-        """Begins an all-reduce; what is returned waits for its end. Others may begin meanwhile, in the same order on all ranks."""
-        out = recycled.clone(value)
+    def start_all_reduce(
+        self, value: Tensor, op: Any = dist.ReduceOp.SUM, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
+        """Begins an all-reduce; what is returned waits for its end. Others may begin meanwhile, in the same order on all ranks.
+        `in_place`: the answer is `value` itself, overwritten, if it is contiguous."""
+        out = value if in_place and value.is_contiguous() else recycled.clone(value)
         if self.world == 1 or not value.numel():
             return lambda: out
         with self._moving():

@@ -181,6 +181,7 @@ def test_a_parent_with_fewer_slots_makes_windows_smaller_and_the_rest_is_free() 
         sum_exactly([own[0] for own in found], numel=500, seed=3)
 
 
+@pytest.mark.slow
 def test_real_processes_sum_across_racks() -> None:
     with ExitStack() as opened:
         top = opened.enter_context(serving(secret=LONG))

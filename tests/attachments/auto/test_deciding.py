@@ -89,10 +89,20 @@ def test_where_the_intervals_of_a_codec_and_bf16_overlap_it_is_bf16():
     assert decide(found, STEP, Auto(), BucketSizes(4 * MEGA, 1, None)).strategy in (HALF, TRIAL)
 
 
+def test_where_operations_cost_latency_buckets_are_ddps_own_and_no_larger():
+    found, sizes = probed(100e9), (1.0, 64.0 * MEGA)
+    latency = Curve(sizes, (0.01, 0.0101), (0.0099, 0.01), (0.0101, 0.0102), (0.0, 0.0))
+    operations = tuple(replace(each, curve=latency) for each in found.operations)
+    slow = replace(found, operations=operations)
+    assert (
+        decide(slow, STEP, Auto(lossy=False), BucketSizes(4 * MEGA, 7 * MEGA, None)).bucket_nbytes == 7 * MEGA
+    )
+
+
 def test_what_is_tried_is_the_choice_its_bucket_as_asked_and_what_it_must_beat():
     choice = Choice(INT4, 4 * MEGA, "probed", "")
     tried = [(each.strategy, each.bucket_nbytes) for each in contenders_for(choice, MEGA)]
-    assert tried == [(INT4, 4 * MEGA), (INT4, MEGA), (HALF, MEGA)]
+    assert tried == [(INT4, 4 * MEGA), (INT4, MEGA), (HALF, 4 * MEGA)]
     tried = [each.strategy for each in contenders_for(replace(choice, strategy=HALF), 4 * MEGA)]
     assert tried == [HALF, TRIAL]
 
@@ -102,9 +112,9 @@ def test_what_is_tried_is_the_choice_its_bucket_as_asked_and_what_it_must_beat()
     [
         (INT4, (0.10, 0.12, 0.20), INT4, 4 * MEGA),
         (INT4, (0.12, 0.10, 0.20), INT4, MEGA),
-        (INT4, (0.199, 0.21, 0.20), HALF, MEGA),  # as fast as bf16, which loses less
-        (INT4, (0.30, 0.31, 0.20), HALF, MEGA),
-        (HALF, (0.20, 0.21, 0.19), TRIAL, MEGA),
+        (INT4, (0.199, 0.21, 0.20), HALF, 4 * MEGA),  # as fast as bf16, which loses less
+        (INT4, (0.30, 0.31, 0.20), HALF, 4 * MEGA),
+        (HALF, (0.20, 0.21, 0.19), TRIAL, 4 * MEGA),
         (HALF, (0.20, 0.19, 0.21), HALF, MEGA),
     ],
 )

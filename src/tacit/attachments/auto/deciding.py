@@ -13,7 +13,7 @@ from tacit.plan.values import BucketSizes, Probe, RecordedStep
 from tacit.units import size_text, time_text
 
 BUCKETS = (1 << 20, 4 << 20, 25 << 20)
-"""Sizes that are compared with the one that was asked for."""
+"""Sizes that are compared with the one that was asked for, beside DDP's own, in which gradients are reduced where they lie."""
 WORTH = 0.97
 """A codec that is not as much faster than bf16, measured, is not worth its loss; nor is another size of buckets the change."""
 
@@ -22,7 +22,7 @@ def decide(found: Probe, step: RecordedStep, options: Auto, sizes: BucketSizes) 
     """The advised strategy: where its interval overlaps with that of bf16 or none, the one of those."""
     predictions = predict(found, step, options.choices, buckets=sizes)
     best = advise(found, predictions, lossy=options.lossy).winner
-    for nbytes in BUCKETS:
+    for nbytes in (sizes.ddp_nbytes, *BUCKETS) if sizes.ddp_nbytes > 1 else BUCKETS:
         other = predict(found, step, [best.choice], buckets=replace(sizes, nbytes=nbytes))[0]
         best = other if other.step_s < WORTH * best.step_s else best
     half = next(each for each in predictions if each.choice == HALF)
@@ -37,9 +37,9 @@ def decide(found: Probe, step: RecordedStep, options: Auto, sizes: BucketSizes) 
 
 
 def contenders_for(choice: Choice, asked_nbytes: int) -> list[Choice]:
-    """What is tried in steps of the training: the choice, the same in the buckets that were asked for, and bf16 (of bf16: none)."""
+    """What is tried in steps of the training: the choice, the same in the buckets that were asked for, and in its own bf16 (of bf16: none)."""
     asked = replace(choice, bucket_nbytes=asked_nbytes)
-    other = replace(asked, strategy=TRIAL if choice.strategy == HALF else HALF)
+    other = replace(choice, strategy=TRIAL if choice.strategy == HALF else HALF)
     return list(dict.fromkeys((choice, asked, other)))
 
 

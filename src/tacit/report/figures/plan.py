@@ -57,6 +57,9 @@ def predicted_against_measured(points: Sequence[Point], share: float, name: str)
             across, up = [m for m, _ in own], [p for _, p in own]
             axes.scatter(across, up, s=16, color=colour, label=choice, lw=0)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:g}"[0] in "25" else "")
         axes.set_xlabel("measured ms a step")
         axes.set_ylabel(f"predicted; the band is {100 * share:.0f} %")
         drawing.legend(figure, ncols=2)
