@@ -19,11 +19,12 @@ from schemes.aggregators import SECRET, Aggregator
 from transports.test_row_link import udp_sockets
 
 from tacit import rows
+from tacit.aggregator.client.host_stack import Client
 from tacit.aggregator.client.membership import Membership
 from tacit.aggregator.client.row_stack import RowSocket
 from tacit.errors import ConfigError, TransportError
 from tacit.rows import Through
-from tacit.transports import row_link, row_seat
+from tacit.transports import aggregator_link, row_link, row_seat
 from tacit.transports.row_link import RowLink
 
 STEPS = 6
@@ -293,30 +294,44 @@ def lose(rank: int, world: int, member: int, at: str) -> str:
     return "nothing was missed"
 
 
-def test_the_kernel_plane_passes_the_same_bits_on(ranks: Any, expected: Any) -> None:
+@pytest.mark.parametrize("servers", [0, 2])
+def test_the_kernel_plane_passes_the_same_bits_on(ranks: Any, expected: Any, servers: int) -> None:
+    """With row servers it adds the sums of hot rows too."""
     if reason := kernel_plane_missing():
         pytest.skip(reason)
     from aggregator.kernel import Switch, controlled_plane
 
-    with Switch(4) as switch, controlled_plane(switch, SECRET, slots=64) as (plane, address, places):
-        found = ranks.run(4, train_behind_a_switch, address, places)
-        assert plane.counts()["forwarded"] > 4 * 5 * STEPS
-    for weights, (through, round_about, _), _ in found:
+    with (
+        Switch(4 + servers) as switch,
+        controlled_plane(switch, SECRET, slots=256) as (plane, address, places),
+    ):
+        found = ranks.run(4 + servers, train_behind_a_switch, address, places, servers)
+        counts = plane.counts()
+    assert counts["forwarded"] > 4 * 5 * STEPS
+    assert (counts["completed"] >= STEPS) == (servers > 0)
+    for weights, (through, round_about, _), stats in found[:4]:
         assert same(weights, expected[0])
-        assert through > 5 * STEPS and round_about == 0
+        assert through > 2 * STEPS and round_about == 0
+        assert stats["hot_rows"] == (20 if servers else 0)
 
 
-def train_behind_a_switch(rank: int, world: int, at: str, places: Any) -> Any:
+def train_behind_a_switch(rank: int, world: int, at: str, places: Any, servers: int) -> Any:
     """The process group is here, the way to the aggregator in the rank's namespace."""
     from aggregator.kernel import in_network
 
     path, host = places[rank]
     network = os.open(path, os.O_RDONLY)
     row_seat.RowSocket = lambda: in_network(network, lambda: RowSocket((host, 0)))  # type: ignore[misc, attr-defined]
-    row_seat.Membership = lambda *args, **options: in_network(  # type: ignore[misc, attr-defined]
-        network, lambda: Membership(*args, **options)
-    )
-    return trained(rank, world, at)
+    aggregator_link.Client = lambda: in_network(network, lambda: Client((host, 0)))  # type: ignore[misc, attr-defined]
+    for seat in (row_seat, aggregator_link):
+        seat.Membership = lambda *args, **options: in_network(  # type: ignore[attr-defined]
+            network, lambda: Membership(*args, **options)
+        )
+    os.environ["TACIT_AGGREGATOR_SECRET"] = SECRET
+    ranks = world - servers
+    if rank >= ranks:
+        return rows.serve(servers).as_dict()
+    return trained(rank, ranks, at, hot=servers > 0, servers=servers)
 
 
 def test_what_cannot_be_is_one_sentence() -> None:
