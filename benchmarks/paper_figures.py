@@ -1,6 +1,6 @@
 """One figure of each paper, as far as our two models can show it: does what the paper promises hold here?
 
-    python benchmarks/paper_figures.py                              # all, about 50 minutes on 2 cores
+    python benchmarks/paper_figures.py                              # all, some ten minutes on a free core
     python benchmarks/paper_figures.py --figures dgc qsgd --json    # some, as JSON: a record a training, then one a figure
     python benchmarks/paper_figures.py --quick                      # all on an MLP and digits
 
