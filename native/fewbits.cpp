@@ -95,6 +95,19 @@ void unpack_signs(std::span<const uint8_t> data, size_t block, int means, float 
     chosen().unpack_signs(data.data(), out.size(), block, means, gain, add, out.data());
 }
 
+void pack_two_bits(std::span<const float> x, size_t block, std::span<uint8_t> out) {
+    check_block(block, 8);
+    check_nbytes("out", out.size(), x.size(), block, 2 * sizeof(float), 2);
+    chosen().pack_two_bits(x.data(), x.size(), block, out.data());
+}
+
+void unpack_two_bits(std::span<const uint8_t> data, size_t block, float gain, bool add,
+                     std::span<float> out) {
+    check_block(block, 8);
+    check_nbytes("data", data.size(), out.size(), block, 2 * sizeof(float), 2);
+    chosen().unpack_two_bits(data.data(), out.size(), block, gain, add, out.data());
+}
+
 void pack_levels(std::span<const float> x, size_t block, int bits, int levels, bool euclidean, uint64_t seed,
                  std::span<uint8_t> out) {
     check_level_bits(bits);

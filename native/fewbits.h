@@ -5,6 +5,7 @@
 //
 //     signs     `means` float32 (0, 1 or 2), then a bit an element: x >= 0
 //               2: the means of those below zero and of the others; 1: the mean of |x|; 0: nothing, +-1
+//     two bits  the means of |x| up to a limit and above it, float32; then 2 bits: sign, and above
 //     levels    float32 unit, then 2, 4 or 8 bits: q + 2^(bits - 1) with x ~ q unit
 //     natural   of 8 elements: a byte of signs, then their exponents, a byte each; 255 decodes to NaN
 //     fp8       float32 scale, then a byte an element: sign, exponent, `mantissa` bits
@@ -27,6 +28,11 @@ void pack_signs(std::span<const float> x, std::size_t block, int means, std::spa
 // Here and below: out[i] = (add ? out[i] : 0) + gain * decoded[i].
 void unpack_signs(std::span<const std::uint8_t> data, std::size_t block, int means, float gain, bool add,
                   std::span<float> out);
+
+// The limit is fitted to the block by Lloyd's steps; an element becomes its sign times the mean of its side.
+void pack_two_bits(std::span<const float> x, std::size_t block, std::span<std::uint8_t> out);
+void unpack_two_bits(std::span<const std::uint8_t> data, std::size_t block, float gain, bool add,
+                     std::span<float> out);
 
 // q = floor(x / unit + u), at most `levels` from 0; unit = |block| / levels, in the Euclidean norm or the
 // largest. u is uniform in [0, 1), by the bits that `seed` gives.

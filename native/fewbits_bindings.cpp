@@ -31,6 +31,16 @@ void unpack_signs(ConstBytes data, std::size_t block, int means, float gain, boo
     tacit::unpack_signs(span(data), block, means, gain, add, span(out));
 }
 
+void pack_two_bits(Array<const float> x, std::size_t block, Bytes out) {
+    nb::gil_scoped_release unlocked;
+    tacit::pack_two_bits(span(x), block, span(out));
+}
+
+void unpack_two_bits(ConstBytes data, std::size_t block, float gain, bool add, Array<float> out) {
+    nb::gil_scoped_release unlocked;
+    tacit::unpack_two_bits(span(data), block, gain, add, span(out));
+}
+
 void pack_levels(Array<const float> x, std::size_t block, int bits, int levels, bool euclidean,
                  std::uint64_t seed, Bytes out) {
     nb::gil_scoped_release unlocked;
@@ -100,6 +110,14 @@ void tacit::bind_fewbits(nb::module_& m) {
           "out"_a.noconvert(),
           nb::sig("def unpack_signs(data: " BYTES
                   ", block: int, means: int, gain: float, add: bool, out: " FLOAT32S ") -> None"),
+          "out[i] = (out[i] if add else 0) + gain * decoded[i].");
+    m.def("pack_two_bits", &::pack_two_bits, "x"_a.noconvert(), "block"_a, "out"_a.noconvert(),
+          nb::sig("def pack_two_bits(x: " FLOAT32S ", block: int, out: " BYTES ") -> None"),
+          "Sign and size in 2 bits, after the two mean sizes of a block; see native/fewbits.h.");
+    m.def("unpack_two_bits", &::unpack_two_bits, "data"_a.noconvert(), "block"_a, "gain"_a, "add"_a,
+          "out"_a.noconvert(),
+          nb::sig("def unpack_two_bits(data: " BYTES ", block: int, gain: float, add: bool, out: " FLOAT32S
+                  ") -> None"),
           "out[i] = (out[i] if add else 0) + gain * decoded[i].");
     m.def(
         "pack_levels", &::pack_levels, "x"_a.noconvert(), "block"_a, "bits"_a, "levels"_a, "euclidean"_a,

@@ -22,6 +22,7 @@ constexpr size_t lanes = 16;  // partial sums, added in this order by all builds
 constexpr uint32_t infinity_bits = 0x7f800000u;
 constexpr float smallest_unit = 0x1p-120f;  // keeps 1 / unit far from overflow; blocks below are zero
 constexpr float largest = 0x1.fffffep127f;
+constexpr int fitting = 4;  // Lloyd's steps, the first from 1.3 times the mean
 
 size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -53,8 +54,8 @@ uint32_t negative(float x) { return uint32_t(int32_t(bits_of(x)) >> 31); }
 double below(float x) { return double(float_of(bits_of(x) & negative(x))); }
 double above(float x) { return double(float_of(bits_of(x) & ~negative(x))); }
 
-template <double (*of)(float)>
-double sum(const float* x, size_t n) {
+template <class Of>
+double sum_by(const float* x, size_t n, Of of) {
     double total = 0;
     for (size_t i = 0; i < n; i += tile) {
         const size_t stop = smaller(tile, n - i);
@@ -68,6 +69,11 @@ double sum(const float* x, size_t n) {
         total += whole;
     }
     return total;
+}
+
+template <double (*of)(float)>
+double sum(const float* x, size_t n) {
+    return sum_by(x, n, [](float each) { return of(each); });
 }
 
 // The largest |x|, or NaN where one is not finite.
@@ -194,6 +200,84 @@ void unpack_signs(const uint8_t* data, size_t numel, size_t block, int means, fl
             spread<1>(data, n, codes);
             add ? choose<true>(codes, n, low, high, out + i) : choose<false>(codes, n, low, high, out + i);
             data += (n + 7) / 8;
+        }
+    }
+}
+
+// ---- two bits
+
+uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
+
+// What |x| up to `limit` and above it are on average, and the limit, which is as far from both.
+struct TwoMeans {
+    uint32_t limit;
+    float low, high;
+};
+
+TwoMeans fit(const float* x, size_t n) {
+    const double whole = sum<absolute>(x, n), count = double(n);
+    if (absmax_bits(x, n) >= infinity_bits) return {infinity_bits, quiet_nan(), quiet_nan()};
+    float limit = float(1.3 * whole / count);
+    double low = 0, high = 0;
+    for (int turn = 0; turn < fitting; ++turn) {
+        if (turn) limit = float((low + high) / 2);
+        const uint32_t most = bits_of(limit);
+        const double above = sum_by(x, n, [most](float each) {
+            const uint32_t own = magnitude(each);
+            return double(float_of(own & (0u - uint32_t(own > most))));
+        });
+        int32_t over = 0;  // a block is shorter than 2^31
+        for (size_t k = 0; k < n; ++k) over += magnitude(x[k]) > most;
+        const double under = count - double(over);
+        low = under > 0 ? (whole - above) / under : 0;
+        high = over ? above / double(over) : 0;
+    }
+    return {bits_of(limit), float(low), float(high)};
+}
+
+void pack_two_bits(const float* x, size_t numel, size_t block, uint8_t* out) {
+    for (size_t start = 0; start < numel; start += block) {
+        const size_t n = smaller(block, numel - start);
+        const float* own = x + start;
+        const TwoMeans means = fit(own, n);
+        std::memcpy(out, &means.low, sizeof(float));
+        std::memcpy(out + sizeof(float), &means.high, sizeof(float));
+        out += 2 * sizeof(float);
+        for (size_t i = 0; i < n; i += tile) {
+            const size_t count = smaller(tile, n - i);
+            uint8_t codes[tile];
+            for (size_t k = 0; k < count; ++k)
+                codes[k] =
+                    uint8_t(bits_of(own[i + k]) >> 31 | uint32_t(magnitude(own[i + k]) > means.limit) << 1);
+            squeeze<2>(codes, count, out);
+            out += (count + 3) / 4;
+        }
+    }
+}
+
+template <bool add>
+void choose_of_four(const uint8_t* __restrict codes, size_t n, float low, float high, float* __restrict out) {
+    const uint32_t base = bits_of(low), other = base ^ bits_of(high);
+    for (size_t k = 0; k < n; ++k) {
+        const uint32_t code = codes[k];
+        out[k] = (add ? out[k] : 0.0f) + float_of((base ^ (other & (0u - (code >> 1)))) ^ code << 31);
+    }
+}
+
+void unpack_two_bits(const uint8_t* data, size_t numel, size_t block, float gain, bool add, float* out) {
+    for (size_t start = 0; start < numel; start += block) {
+        float means[2];
+        std::memcpy(means, data, sizeof means);
+        data += sizeof means;
+        const float low = gain * means[0], high = gain * means[1];
+        const size_t end = start + smaller(block, numel - start);
+        for (size_t i = start, n; i < end; i += n) {
+            n = smaller(tile, end - i);
+            uint8_t codes[tile];
+            spread<2>(data, n, codes);
+            add ? choose_of_four<true>(codes, n, low, high, out + i)
+                : choose_of_four<false>(codes, n, low, high, out + i);
+            data += (n + 3) / 4;
         }
     }
 }
@@ -498,6 +582,8 @@ extern const FewBitsKernels fewbits_kernels{TACIT_TEXT(TACIT_VARIANT),
                                             block_sums,
                                             pack_signs,
                                             unpack_signs,
+                                            pack_two_bits,
+                                            unpack_two_bits,
                                             pack_levels,
                                             unpack_levels,
                                             pack_ternary,

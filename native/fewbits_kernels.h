@@ -20,6 +20,9 @@ struct FewBitsKernels {
     void (*pack_signs)(const float* x, std::size_t numel, std::size_t block, int means, std::uint8_t* out);
     void (*unpack_signs)(const std::uint8_t* data, std::size_t numel, std::size_t block, int means,
                          float gain, bool add, float* out);
+    void (*pack_two_bits)(const float* x, std::size_t numel, std::size_t block, std::uint8_t* out);
+    void (*unpack_two_bits)(const std::uint8_t* data, std::size_t numel, std::size_t block, float gain,
+                            bool add, float* out);
     void (*pack_levels)(const float* x, std::size_t numel, std::size_t block, int bits, int levels,
                         bool euclidean, std::uint64_t seed, std::uint8_t* out);
     void (*unpack_levels)(const std::uint8_t* data, std::size_t numel, std::size_t block, int bits,

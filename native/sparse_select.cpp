@@ -66,6 +66,7 @@ class Selector {
         for (const std::int32_t size : sizes_) equal -= size > least;
         for (std::size_t i = 0; i < found; ++i)
             if (sizes_[i] > least || (sizes_[i] == least && equal && equal--)) *out++ = room_[i];
+        learn(found, kept, least);
     }
 
   private:
@@ -76,12 +77,24 @@ class Selector {
 
     // The places of `kept` or more, all those of the largest among them, in room_.
     Found candidates(const float* x, std::size_t numel, std::size_t kept) {
+        if (numel < least_sampled && kept < numel / 8) {
+            const std::size_t found = compact(x, numel, hint_, room_);
+            if (found >= kept) return {found, std::numeric_limits<std::int32_t>::max()};
+        }
         if (numel >= least_sampled && kept < numel / 2) {
             const Bounds bounds = estimate(x, numel, kept);
             const std::size_t found = compact(x, numel, bounds.low, room_);
             if (found >= kept) return {found, bounds.high};
         }
         return {compact(x, numel, 0, room_), std::numeric_limits<std::int32_t>::max()};
+    }
+
+    // What a short row's successor, which has no room for a sample, is tried with: half an octave below the
+    // least that this one kept, or further down each time that was not enough.
+    void learn(std::size_t found, std::size_t kept, std::int32_t least) {
+        constexpr std::int32_t half_octave = 1 << 22;
+        margin_ = found < kept + kept / 4 ? std::min(2 * margin_, 8 * half_octave) : half_octave;
+        hint_ = std::max(0, least - margin_);
     }
 
     // By a sample, five standard deviations of what one of this size finds on either side.
@@ -122,6 +135,7 @@ class Selector {
         return *last;
     }
 
+    std::int32_t hint_ = 0, margin_ = 1 << 22;
     std::vector<std::uint32_t> room_;
     std::vector<std::int32_t> sample_, sizes_, band_;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "refuse.h"
+#include "sparse_select.h"
 
 namespace tacit {
 namespace {
@@ -27,10 +28,24 @@ class Bits {
     std::uint8_t* at_;
 };
 
-std::uint32_t get(const std::uint8_t* at, std::size_t place, int width) {
-    std::uint32_t value = 0;
-    for (int i = 0; i < width; ++i, ++place) value |= std::uint32_t(at[place / 8] >> (place % 8) & 1) << i;
-    return value;
+// `width` bits from `place` on, 31 at most.
+std::uint32_t get(std::span<const std::uint8_t> row, std::size_t place, int width) {
+    std::uint64_t word = 0;
+    if (place / 8 + sizeof word <= row.size())
+        std::memcpy(&word, row.data() + place / 8, sizeof word);
+    else
+        std::memcpy(&word, row.data() + place / 8, row.size() - place / 8);
+    return std::uint32_t(word >> place % 8) & ((1u << width) - 1);
+}
+
+// The next bit that is 1 from `place` on, or `stop`.
+std::size_t next_one(std::span<const std::uint8_t> row, std::size_t place, std::size_t stop) {
+    while (place < stop) {
+        const unsigned rest = unsigned(row[place / 8]) >> place % 8;
+        if (rest) return std::min(stop, place + std::size_t(std::countr_zero(rest)));
+        place = (place / 8 + 1) * 8;
+    }
+    return stop;
 }
 
 // To the nearest, ties to even, as torch does.
@@ -41,9 +56,6 @@ std::uint16_t to_bfloat16(float x) {
 }
 
 float of_bfloat16(std::uint16_t x) { return std::bit_cast<float>(std::uint32_t(x) << 16); }
-
-// As integers, magnitudes are in order, and what is not finite is largest.
-std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffff; }
 
 std::size_t nearest(float size, const std::vector<float>& levels) {
     std::size_t found = 0;
@@ -72,22 +84,6 @@ std::vector<float> fitted(const std::vector<float>& sizes, std::size_t count) {
     return levels;
 }
 
-// The indices of the largest, rising; of equal ones the first.
-void pick(const float* x, const Rows& rows, std::vector<std::uint32_t>& scratch,
-          std::vector<std::uint32_t>& picked) {
-    for (std::size_t i = 0; i < rows.length; ++i) scratch[i] = magnitude(x[i]);
-    const auto last = scratch.begin() + std::ptrdiff_t(rows.kept - 1);
-    std::nth_element(scratch.begin(), last, scratch.end(), std::greater<>());
-    const std::uint32_t least = *last;
-    std::size_t equal = rows.kept;  // how many of the least there is room for
-    for (auto it = scratch.begin(); it != last; ++it) equal -= *it > least;
-    picked.clear();
-    for (std::uint32_t i = 0; i < rows.length; ++i) {
-        const std::uint32_t size = magnitude(x[i]);
-        if (size > least || (size == least && equal && equal--)) picked.push_back(i);
-    }
-}
-
 void check(const Rows& rows, std::size_t numel, std::size_t nbytes) {
     if (rows.length < 1 || rows.kept < 1 || rows.kept > rows.length || rows.length > (std::size_t(1) << 31) ||
         rows.bits < 1 || rows.bits > 4 || rows.low < 0 || rows.low > 30 ||
@@ -104,13 +100,14 @@ void check(const Rows& rows, std::size_t numel, std::size_t nbytes) {
 void topk_pack(std::span<const float> x, Rows rows, std::span<std::uint8_t> out) {
     check(rows, x.size(), out.size());
     std::fill(out.begin(), out.end(), std::uint8_t(0));
-    std::vector<std::uint32_t> scratch(rows.length), picked;
+    std::vector<std::int64_t> places(x.size() / rows.length * rows.kept);
+    select_largest(x, rows.length, rows.kept, places);
     std::vector<float> sizes(rows.kept);
-    picked.reserve(rows.kept);
     std::uint8_t* row = out.data();
-    for (std::size_t start = 0; start < x.size(); start += rows.length, row += rows.nbytes()) {
+    const std::int64_t* picked = places.data();
+    for (std::size_t start = 0; start < x.size();
+         start += rows.length, row += rows.nbytes(), picked += rows.kept) {
         const float* const own = x.data() + start;
-        pick(own, rows, scratch, picked);
         bool finite = true;
         for (std::size_t k = 0; k < rows.kept; ++k) {
             sizes[k] = std::fabs(own[picked[k]]);
@@ -127,9 +124,10 @@ void topk_pack(std::span<const float> x, Rows rows, std::span<std::uint8_t> out)
         Bits bits(row + 2 * rows.levels());
         const std::size_t high = rows.kept * std::size_t(rows.low), codes = high + rows.high;
         for (std::size_t k = 0; k < rows.kept; ++k) {
-            bits.put(k * std::size_t(rows.low), picked[k], rows.low);
-            bits.put(high + (picked[k] >> rows.low) + k, 1, 1);
-            const auto code = std::uint32_t(nearest(sizes[k], levels) << 1 | (own[picked[k]] < 0));
+            const auto place = std::uint32_t(picked[k]);
+            bits.put(k * std::size_t(rows.low), place, rows.low);
+            bits.put(high + (place >> rows.low) + k, 1, 1);
+            const auto code = std::uint32_t(nearest(sizes[k], levels) << 1 | (own[place] < 0));
             bits.put(codes + k * std::size_t(rows.bits), code, rows.bits);
         }
     }
@@ -148,11 +146,11 @@ void topk_add(std::span<const std::uint8_t> data, Rows rows, std::span<float> ou
             levels[i] = of_bfloat16(level);
             finite = finite && std::isfinite(levels[i]);
         }
-        const std::uint8_t* const bits = row + 2 * rows.levels();
+        const std::span bits(row + 2 * rows.levels(), rows.nbytes() - 2 * rows.levels());
         const std::size_t high = rows.kept * std::size_t(rows.low), codes = high + rows.high;
         std::size_t place = 0, last = 0;
         for (std::size_t k = 0; k < rows.kept; ++k, ++place) {
-            while (place < rows.high && !get(bits, high + place, 1)) ++place;
+            place = next_one(bits, high + place, codes) - high;
             const std::size_t index =
                 ((place - k) << rows.low) | get(bits, k * std::size_t(rows.low), rows.low);
             if (place >= rows.high || index >= rows.length || (k && index <= last))

@@ -441,6 +441,14 @@ def pack_signs(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int
 def unpack_signs(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, means: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
     """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
 
+def pack_two_bits(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
+    """
+    Sign and size in 2 bits, after the two mean sizes of a block; see native/fewbits.h.
+    """
+
+def unpack_two_bits(data: torch.Tensor | numpy.typing.NDArray[numpy.uint8], block: int, gain: float, add: bool, out: torch.Tensor | numpy.typing.NDArray[numpy.float32]) -> None:
+    """out[i] = (out[i] if add else 0) + gain * decoded[i]."""
+
 def pack_levels(x: torch.Tensor | numpy.typing.NDArray[numpy.float32], block: int, bits: int, levels: int, euclidean: bool, seed: int, out: torch.Tensor | numpy.typing.NDArray[numpy.uint8]) -> None:
     """
     QSGD's levels of the norm of a block, rounded without bias; see native/fewbits.h.

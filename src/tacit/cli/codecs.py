@@ -1,4 +1,4 @@
-"""`tacit codecs list` and `tacit codecs check`: the codecs there are, and whether each keeps its contract."""
+"""`tacit codecs`: `list` the codecs there are, `table` of all methods with papers and costs, `check` whether each keeps its contract."""
 
 import argparse
 import json
@@ -25,6 +25,7 @@ DEFAULT = (
     "onebit",
     "sign",
     "signsgd",
+    "twobit",
     "thc",
     "hush",
     "topk",
@@ -45,6 +46,8 @@ DEFAULT = (
     "ef(int4(rounding=nearest))",
     "ef(hush)",
     "ef(sign)",
+    "ef(sign, decay=0.8)",
+    "ef(twobit)",
     "ef(topk, decay=0.95)",
     "ef(topk > int8)",
     "ef21(topk)",
@@ -61,12 +64,25 @@ def add_parser(subparsers: Any) -> None:
     """Adds the verb to the command's parser."""
     parser = subparsers.add_parser(
         "codecs",
-        help="list the codecs, or check what they claim",
+        help="list the codecs, compare all methods in a table, or check what codecs claim",
         epilog="example: tacit codecs check 'ef(int4(block=64))'",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listed = actions.add_parser(
         "list", help="every codec, its wire and its claims", epilog="example: tacit codecs list"
+    )
+    table = actions.add_parser(
+        "table",
+        help="every method: paper, formula, bits, error on real gradients, cost, and what carries it",
+        epilog="example: tacit codecs table --markdown > docs/codecs.md",
+    )
+    form = table.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    form.add_argument("--markdown", action="store_true", help="print the page docs/codecs.md")
+    table.add_argument(
+        "--static",
+        action="store_true",
+        help="only what needs no measuring (with --markdown: without its title)",
     )
     checked = actions.add_parser(
         "check",
@@ -80,13 +96,15 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 if a codec breaks a rule."""
+    if args.action == "table":
+        return _table(args)
     return _list(args.json) if args.action == "list" else _check(args.name, args.json)
 
 
 def _list(as_json: bool) -> int:
-    from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
+    from tacit.cli.wide import print_table
     from tacit.layout import Layout
     from tacit.requests import declared_nbytes
     from tacit.shapes import requests_of
@@ -119,7 +137,7 @@ def _list(as_json: bool) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     table = Table(
-        Column("codec", no_wrap=True),
+        "codec",
         "bits up",
         "down",
         "default scheme",
@@ -134,7 +152,38 @@ def _list(as_json: bool) -> int:
             str(row["scheme"]),
             str(row["claims"]),
         )
-    Console().print(table)
+    print_table(table)
+    return 0
+
+
+def _table(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tacit.cli import codecs_table as methods
+    from tacit.cli.wide import print_table
+
+    rows = methods.rows()
+    with Console(stderr=True).status("measuring") as status:
+        measured = None if args.static else methods.measure(lambda phase: status.update(phase))
+    if args.json:
+        print(json.dumps(methods.as_json(rows, measured), indent=1))
+    elif args.markdown:
+        print(methods.static_markdown(rows) if measured is None else methods.markdown(rows, measured))
+    else:
+        parts = [
+            ("what it is", methods.what_it_is(rows, lambda method: method.paper), None),
+            ("what it sends", methods.what_it_sends(rows), methods.SENDS),
+        ]
+        if measured is not None:
+            parts.append(("what it costs", methods.what_it_costs(rows, measured), methods.costs_note()))
+        for title, (heads, cells), note in parts:
+            table = Table(*heads, title=title, title_justify="left")
+            for row in cells:
+                table.add_row(*(cell.replace("[", "\\[") for cell in row))
+            print_table(table)
+            if note:
+                print(note, end="\n\n")
     return 0
 
 
@@ -160,11 +209,11 @@ def _check(name: str | None, as_json: bool) -> int:
 
 def _print(findings: "list[Finding]", codecs: list[str]) -> None:
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
-    table = Table(
-        Column("codec", no_wrap=True), "rules kept", "NMSE n=4 gauss", "lognormal", "blocky", "identical"
-    )
+    from tacit.cli.wide import print_table
+
+    table = Table("codec", "rules kept", "NMSE n=4 gauss", "lognormal", "blocky", "identical")
     for codec in codecs:
         own = [f for f in findings if f.codec == codec]
         error = {f.family: f.value for f in own if f.check == "error" and f.world == 4}
@@ -173,8 +222,8 @@ def _print(findings: "list[Finding]", codecs: list[str]) -> None:
             for k in ("gauss", "lognormal", "blocky", "identical")
         ]
         table.add_row(codec, f"{sum(f.passed for f in own)} of {len(own)}", *figures)
+    print_table(table)
     console = Console()
-    console.print(table)
     for finding in findings:
         if not finding.passed:
             console.print(

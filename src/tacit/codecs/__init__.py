@@ -23,6 +23,7 @@ from tacit.codecs.terngrad import TernGrad
 from tacit.codecs.thc import Thc
 from tacit.codecs.threshold import Threshold
 from tacit.codecs.topk import TopK
+from tacit.codecs.two_bits import TwoBit
 from tacit.registry import Registry
 from tacit.requests import Codec
 
@@ -38,6 +39,7 @@ _BUILT_IN: dict[str, type] = {
     "terngrad": TernGrad,
     "onebit": OneBit,
     "sign": Sign,
+    "twobit": TwoBit,
     "signsgd": SignSgd,
     "thc": Thc,
     "hush": Hush,
@@ -107,5 +109,6 @@ __all__ = [
     "Thc",
     "Threshold",
     "TopK",
+    "TwoBit",
     "register",
 ]

@@ -26,6 +26,7 @@ _LEAST_SLICE = 8
 _TINY = 1e-30  # a block below this counts as zero: 1 / scale must stay finite
 _SCALE_NBYTES = 4
 _SMALLEST_UNIT = 2.0**-120  # blocks of few bits below it count as zero
+_FITTING = 4  # as in native/fewbits_kernels.cpp
 _LARGEST = torch.finfo(torch.float32).max
 _INFINITY_BITS = 0x7F800000
 _DEPENDENT = 1e-5  # of its norm: what is left of a row in the span of others is the rounding of float32
@@ -350,6 +351,30 @@ def unpack_signs(data: Tensor, block: int, means: int, gain: float, add: bool, o
     heads = _floats(heads) if means else torch.ones(len(codes), 1, device=data.device)
     low = heads[:, :1] if means == 2 else -heads[:, :1]
     _put(torch.where(codes.bool(), heads[:, -1:], low), gain, add, out)
+
+
+def pack_two_bits(x: Tensor, block: int, out: Tensor) -> None:
+    rows, lengths = _rows(x, block), _lengths(x.numel(), block, x.device)
+    sizes = rows.abs()
+    bits, finite = sizes.view(torch.int32), rows.isfinite().all(1)
+    whole = _sums(sizes)
+    limit = (1.3 * whole / lengths).float()
+    for _ in range(_FITTING):
+        over = bits > torch.where(finite, limit, torch.inf).view(torch.int32)[:, None]
+        above, count = _sums(torch.where(over, sizes, 0.0)), over.sum(1)
+        low = ((whole - above) / (lengths - count)).nan_to_num()
+        high = (above / count).nan_to_num()
+        limit = ((low + high) / 2).float()
+    heads = torch.where(finite[:, None], torch.stack([low, high], dim=1).float(), torch.nan)
+    codes = rows.signbit().to(torch.uint8) | over.to(torch.uint8) << 1
+    _write(heads, torch.where(_present(rows, x.numel()), codes, 0), 2, out)
+
+
+def unpack_two_bits(data: Tensor, block: int, gain: float, add: bool, out: Tensor) -> None:
+    heads, codes = _read(data, 8, 2, block, out.numel())
+    low, high = _floats(heads).view(len(codes), 2).split(1, dim=1)
+    size = torch.where(codes > 1, high, low)
+    _put(torch.where((codes & 1).bool(), -size, size), gain, add, out)
 
 
 def pack_levels(

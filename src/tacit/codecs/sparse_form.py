@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tacit import _core, recycled
-from tacit.codecs.topk import Rows, of_bytes, to_bytes, typed
+from tacit.codecs.topk import Rows, typed
 from tacit.errors import ConfigError
 from tacit.requests import WireFormat
 
@@ -36,21 +36,13 @@ class Places:
     def pack(self, index: Tensor) -> Tensor:
         if not self.numel:
             return index.new_empty(0, dtype=torch.uint8)
-        if index.device.type != "cpu":
-            return to_bytes(self._row.index_bits(index[None])).view(-1)
-        out = torch.empty(self.nbytes, dtype=torch.uint8)
-        _core.pack_places(index, self.numel, self._row.low, out)
-        return out
+        return self._row.pack_places(index[None]).view(-1)
 
     def unpack(self, data: Tensor) -> Tensor:
         """The places that `pack` wrote; ValueError if they are none."""
         if not self.numel:
             return data.new_empty(0, dtype=torch.int64)
-        if data.device.type != "cpu":
-            return self._row.index_of(of_bytes(data[None])).view(-1)
-        out = torch.empty(self.kept, dtype=torch.int64)
-        _core.unpack_places(data.contiguous(), self.numel, self._row.low, out)
-        return out
+        return self._row.unpack_places(data[None]).view(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class TopK:
 class TopKValues:
     """`topk(0.01) > int8`: the indices of `picked`, a row of bytes for each chunk, then all numbers in the format of `values`.
 
-    In torch on every device. A NaN or an infinity stays in the numbers, as the format writes it.
+    A NaN or an infinity stays in the numbers, as the format writes it.
     """
 
     picked: TopK
@@ -156,7 +156,7 @@ class TopKValues:
         written, numbers = [], [x.new_empty(0)]
         for rows, part in self.picked.cut(x):
             index = rows.largest(part)
-            written.append(to_bytes(rows.index_bits(index)).view(-1))
+            written.append(rows.pack_places(index).view(-1))
             numbers.append(part.gather(1, index).view(-1))
         return torch.cat([*written, self._format.pack(torch.cat(numbers), seed).view(torch.uint8)])
 
@@ -165,7 +165,7 @@ class TopKValues:
         cut, at, indices = list(self.picked.cut(out)), 0, []
         for rows, _ in cut:
             nbytes = rows.count * (rows.index_nbits + 7 >> 3)
-            indices.append(rows.index_of(of_bytes(payload[at : at + nbytes].view(rows.count, -1))))
+            indices.append(rows.unpack_places(payload[at : at + nbytes].view(rows.count, -1)))
             at += nbytes
         sizes = [index.numel() for index in indices]
         numbers = torch.zeros(sum(sizes), device=out.device)
@@ -274,6 +274,24 @@ class Rows:
             _core.select_largest(x.contiguous().view(-1), self.length, self.kept, out)
             return out.view(len(x), self.kept)
         return x.abs().topk(self.kept, dim=1, sorted=False).indices.sort(dim=1).values
+
+    def pack_places(self, index: Tensor) -> Tensor:
+        """Every row's indices in bytes."""
+        if index.device.type != "cpu":
+            return to_bytes(self.index_bits(index))
+        out = torch.empty(len(index), self.index_nbits + 7 >> 3, dtype=torch.uint8)
+        for own, packed in zip(index, out, strict=True):
+            _core.pack_places(own, self.length, self.low, packed)
+        return out
+
+    def unpack_places(self, data: Tensor) -> Tensor:
+        """The indices that `pack_places` wrote; ValueError if they are none."""
+        if data.device.type != "cpu":
+            return self.index_of(of_bytes(data))
+        out = torch.empty(len(data), self.kept, dtype=torch.int64)
+        for own, packed in zip(out, data.contiguous(), strict=True):
+            _core.unpack_places(packed, self.length, self.low, own)
+        return out
 
     def index_bits(self, index: Tensor) -> Tensor:
         """The low parts and the high parts of every row's indices, a bit an element."""

@@ -7,10 +7,12 @@ from html import escape
 from statistics import median
 
 from tacit.record_types import LeftOutRecord, ReplayCheckRecord, TuningRecord
+from tacit.report.figures import frontier
 from tacit.report.figures import lab as draw
 from tacit.report.model import comparisons as ct
 from tacit.report.model import tables
 from tacit.report.model.comparisons import Comparison, Standing
+from tacit.report.model.frontier import placed
 from tacit.report.model.runs import Run
 from tacit.report.pages import html, side_sections
 from tacit.report.pages.cards import WHY, ink_of, kind_badges
@@ -29,6 +31,7 @@ from tacit.report.text import (
 )
 from tacit.units import size_text, time_text
 
+MANY = 8  # configurations, from which on they are also compared by bytes and time to the target
 PREDICTION = (
     "The prediction is the simulator's: layers compute, buckets cross the wire one after another while backward goes on, at "
     "the payload's share of the rate, with the codec's time as measured. It knows no latency, no shared cores and nothing of "
@@ -49,6 +52,7 @@ def _family(
 ) -> Section:
     first = family[0].first
     shown = [figure for comparison in family for figure in _over_time(comparison, ink, figure_set)]
+    shown += [figure for comparison in family for figure in _against_bytes(comparison, ink, figure_set)]
     shown += [_steps(comparison, figure_set) for comparison in family]
     shown += [
         *_bytes(family[0], ink, figure_set),
@@ -104,6 +108,22 @@ def _over_time(comparison: Comparison, ink: dict[str, str], figure_set: FigureSe
         )
         words = (comparison.workload, "accuracy", comparison.link)
         yield figure_set.show(words, lambda name: draw.accuracy_over_time(comparison, ink, name), caption)
+
+
+def _against_bytes(comparison: Comparison, ink: dict[str, str], figure_set: FigureSet) -> Iterator[str]:
+    """What many configurations are compared by: where they end for their bytes, and how soon they arrive."""
+    if len(placed(comparison)) < MANY or comparison.trained is None:
+        return
+    caption = (
+        f"{comparison.trained.metric.capitalize()} at the end against the bytes a rank sends in a step, counted {_at(comparison)}. Green: nobody "
+        "ends better with as few bytes or fewer. An arrow: the end lies beyond the figure."
+    )
+    words = (comparison.workload, "frontier", comparison.link)
+    yield figure_set.show(words, lambda name: frontier.accuracy_against_bytes(comparison, name), caption)
+    if comparison.target is not None:
+        caption = f"Time to the target {_at(comparison)}: steps to it, from training, times the median step."
+        words = (comparison.workload, "target", comparison.link)
+        yield figure_set.show(words, lambda name: frontier.time_to_target(comparison, ink, name), caption)
 
 
 def _at(comparison: Comparison) -> str:
