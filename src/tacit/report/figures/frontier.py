@@ -39,7 +39,7 @@ def accuracy_against_bytes(comparison: Comparison, name: str) -> str:
         for number, standing in enumerate(shown, 1):
             colour = ON if standing in best else OFF
             _numbered(axes, number, standing, colour, edge, up)
-            told = f"{number}  {short(_codec(standing.name))}: {size_text(sent_nbytes(standing))}, {metric_text(end(standing), up)}"
+            told = f"{number}  {short(_codec(standing.name), 34)}: {size_text(sent_nbytes(standing))}, {metric_text(end(standing), up)}"
             lines.append((colour, told))
         worst, most = edge, max if up else min
         limits = worst, most(end(s) for s in shown)
