@@ -67,3 +67,15 @@ def test_the_figures_name_everybody_with_bytes_and_time():
     places = [bars.index(f">{name}<") for name in ("none", "int8", "int4", "topk", "sign", "lost")]
     assert places == sorted(places)  # the fastest first, then those that never arrived
     assert bars.count("not reached") == 2 and ">5 s<" in bars
+
+
+def test_a_page_has_both_figures_where_many_are_compared_and_neither_where_few_are():
+    from tacit.report.pages.figure_set import FigureSet
+    from tacit.report.pages.lab import MANY, _against_bytes
+
+    more = ENDS | {f"every / topk(0.0{i}) / sharded": (10 + i, (0.8,), 90) for i in range(1, 4)}
+    assert len(ENDS) < MANY <= len(more)
+    for ends, names in ((ENDS, []), (more, ["w-frontier-loopback-unshaped", "w-target-loopback-unshaped"])):
+        shown = FigureSet()
+        drawn = list(_against_bytes(comparison(ends, target=0.85), colours(list(ends)), shown))
+        assert list(shown.files()) == names and len(drawn) == len(names)
