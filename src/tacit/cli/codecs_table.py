@@ -25,7 +25,7 @@ from tacit.requests import STEADY_STEP, LocalMemory, declared_nbytes, loop_back
 from tacit.shapes import requests_of
 from tacit.strategy import Strategy, parse_codec
 from tacit.testing import nmse
-from tacit.testing.costs import Cost, costs
+from tacit.testing.costs import CostInCopies, costs
 
 SCHEMES = ("allreduce", "sharded", "server", "ring", "star", "gossip")
 TASKS = {"fashion": "CNN", "bytes": "transformer"}  # whose gradients errors are measured on
@@ -61,7 +61,7 @@ class Measured:
     """What was measured of one method: errors by model, costs in copies."""
 
     errors: dict[str, float]
-    cost: Cost
+    cost: CostInCopies
 
 
 def rows() -> list[Row]:
@@ -129,7 +129,7 @@ def _gradients(task_name: str) -> tuple[Layout, list[Tensor]]:
     return layout, [gradient() for _ in range(WORLD)]
 
 
-def slow(row: Row, cost: Cost) -> str:
+def slow(row: Row, cost: CostInCopies) -> str:
     """Why a codec takes more than 5 copies a pass, or nothing."""
     method = row.method
     passes = (cost.encode / method.passes[0], cost.decode / method.passes[1])

@@ -19,11 +19,11 @@ SIZE = 0.003  # as gradients are: thresholds are in their unit
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostInCopies:
     """Times of one codec as multiples of a copy's; `copy_s` is the copy.
 
     Example:
-        >>> Cost(encode=3.0, decode=1.5, copy_s=0.0004).encode
+        >>> CostInCopies(encode=3.0, decode=1.5, copy_s=0.0004).encode
         3.0
     """
 
@@ -32,8 +32,8 @@ class Cost:
     copy_s: float
 
 
-def costs(codecs: Sequence[Codec], layout: Layout, rounds: int = 8) -> list[Cost]:
-    """A Cost for each codec, all in turn on the same normal vectors, of the size of gradients."""
+def costs(codecs: Sequence[Codec], layout: Layout, rounds: int = 8) -> list[CostInCopies]:
+    """A CostInCopies for each codec, all in turn on the same normal vectors, of the size of gradients."""
     rng = torch.Generator().manual_seed(0)
     inputs = [SIZE * torch.randn(layout.numel, generator=rng) for _ in range(WORLD)]
     memories = [[LocalMemory(x, given=layout) for x in inputs] for _ in codecs]
@@ -53,7 +53,7 @@ def costs(codecs: Sequence[Codec], layout: Layout, rounds: int = 8) -> list[Cost
         torch.set_num_threads(threads)
     copy_s = min(copies)
     least = [[min(column) / copy_s for column in zip(*times, strict=True)] for times in found]
-    return [Cost(encode, decode, copy_s) for encode, decode in least]
+    return [CostInCopies(encode, decode, copy_s) for encode, decode in least]
 
 
 def _turn(

@@ -24,7 +24,7 @@ def trained(rank: int, world: int, table: dict[str, Any]) -> list[dict[str, Any]
 
     out = io.StringIO()
     with redirect_stdout(out):
-        accuracy.run(Accuracy.read(table))
+        accuracy.run(Accuracy.read(table), rank, world)
         train.run(Train.read(table | {"peers": ["fp32"], "steps": 0, "bucket": "1MiB"}), WorkerNetwork())
     return [json.loads(line) for line in out.getvalue().splitlines()]
 

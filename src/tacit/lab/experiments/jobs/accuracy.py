@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit import environment
 from tacit.buckets import Bucket, outer_names, parameter_names, plan
 from tacit.codecs import Dgc
 from tacit.demo.description import described
 from tacit.demo.facts import TASKS
 from tacit.demo.tasks import BUILDERS, Batch, Task, learning_rates
-from tacit.lab.experiments.jobs.common import PROGRESS_S, arguments, joined
+from tacit.lab.experiments.jobs.common import PROGRESS_S, arguments
 from tacit.lab.experiments.jobs.specs import Accuracy, steps_to
 from tacit.requests import Codec, LocalMemory, Request, declared_nbytes, loop_back
 from tacit.strategy import Strategy
@@ -143,9 +143,9 @@ def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int)
     }
 
 
-def run(spec: Accuracy) -> None:
+def run(spec: Accuracy, rank: int, world: int) -> None:
     """This process's part of the trainings: every so manieth, the first seed of all strategies first."""
-    task, (rank, world) = BUILDERS[spec.task](), (dist.get_rank(), dist.get_world_size())
+    task = BUILDERS[spec.task]()
     trainings = [(seed, text) for seed in spec.seeds for text in spec.strategies]
     for seed, text in trainings[rank::world]:
         _print("accuracy", **train(spec, task, Strategy.parse(text), seed, world))
@@ -157,11 +157,10 @@ def _print(kind: str, **fields: Any) -> None:
 
 
 def main() -> None:
-    """Joins the group that the environment describes, and trains what the arguments specify."""
+    """Trains this process's part of what the arguments specify; it joins no group, since nobody waits for anybody."""
     table, _ = arguments(__doc__ or "")
-    with joined():
-        run(Accuracy.read(table))
-        dist.barrier()  # a process that ended would end the group of those that still train
+    torch.set_num_threads(1)  # the processes share the machine's cores
+    run(Accuracy.read(table), environment.rank(), environment.world_size())
 
 
 if __name__ == "__main__":
