@@ -6,9 +6,7 @@ Several can run side by side. One JSON record a training and line; `bytes_share`
 """
 
 import argparse
-import contextlib
 import json
-import sys
 
 import torch
 
@@ -43,8 +41,7 @@ def main() -> None:
     )
     for seed in options.seeds:
         for text in options.codecs:
-            with contextlib.redirect_stdout(sys.stderr):  # its progress
-                found = train(spec, task, Strategy.parse(text), seed, options.world)
+            found = train(spec, task, Strategy.parse(text), seed, options.world)
             print(json.dumps({"benchmark": "one process", "codec": text, **found}), flush=True)
 
 

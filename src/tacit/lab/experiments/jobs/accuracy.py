@@ -100,7 +100,14 @@ def hand_over_momentum(optimizer: torch.optim.Optimizer, codec: object) -> None:
                 group["momentum"] = 0.0
 
 
-def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int) -> dict[str, Any]:
+def train(
+    spec: Accuracy,
+    task: Task,
+    strategy: Strategy,
+    seed: int,
+    world: int,
+    on_step: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """One training from start to end; what a record of kind `accuracy` has."""
     facts = TASKS[spec.task]
     torch.manual_seed(seed)
@@ -110,7 +117,7 @@ def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int)
     schedule = learning_rates(optimizer, spec.train_steps)
     ranks = Turns(model, strategy.what, world, spec.bucket_nbytes, seed)
     rngs = [torch.Generator().manual_seed(seed + 1000 * rank) for rank in range(world)]
-    curve, began, shown_s = list[tuple[int, float]](), time.monotonic(), 0.0
+    curve, began = list[tuple[int, float]](), time.monotonic()
     for step in range(1, spec.train_steps + 1):
         ranks.backward([task.batch(rng) for rng in rngs], step - 1)
         optimizer.step()
@@ -118,10 +125,7 @@ def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int)
         if step % spec.judge_every == 0 or step == spec.train_steps:
             with torch.no_grad():
                 curve.append((step, task.evaluate(model)))
-        if time.monotonic() - shown_s > PROGRESS_S:
-            shown_s = time.monotonic()
-            phase = f"{strategy}, seed {seed}"
-            _print("progress", job=spec.job, phase=phase, step=step, steps=spec.train_steps)
+        on_step()
     return {
         "job": spec.job,
         "workload": spec.task,
@@ -146,9 +150,18 @@ def train(spec: Accuracy, task: Task, strategy: Strategy, seed: int, world: int)
 def run(spec: Accuracy, rank: int, world: int) -> None:
     """This process's part of the trainings: every so manieth, the first seed of all strategies first."""
     task = BUILDERS[spec.task]()
-    trainings = [(seed, text) for seed in spec.seeds for text in spec.strategies]
-    for seed, text in trainings[rank::world]:
-        _print("accuracy", **train(spec, task, Strategy.parse(text), seed, world))
+    own = [(seed, text) for seed in spec.seeds for text in spec.strategies][rank::world]
+    steps, done, shown_s = len(own) * spec.train_steps, 0, 0.0
+
+    def on_step() -> None:  # every process prints: one that is silent for minutes counts as stuck
+        nonlocal done, shown_s
+        done += 1
+        if time.monotonic() - shown_s > PROGRESS_S:
+            shown_s = time.monotonic()
+            _print("progress", job=spec.job, phase="training, ranks in turn", step=done, steps=steps)
+
+    for seed, text in own:
+        _print("accuracy", **train(spec, task, Strategy.parse(text), seed, world, on_step))
 
 
 def _print(kind: str, **fields: Any) -> None:
