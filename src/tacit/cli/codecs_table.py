@@ -31,7 +31,7 @@ SCHEMES = ("allreduce", "sharded", "server", "ring", "star", "gossip")
 TASKS = {"fashion": "CNN", "bytes": "transformer"}  # whose gradients errors are measured on
 WORLD = 4
 GRADIENT_STEP = 20
-MOST_COPIES = 5.0  # a pass over memory; above it the table says why
+MOST_COPIES = 5.0  # a pass over memory; what takes more has a reason in the table
 _MATRIX = Layout.of({"matrix": (1024, 1024)})
 _CLAIMS = {
     "summable": "adds",

@@ -1,4 +1,4 @@
-"""Statistical levels in two bits, for differences of models (as MuLoCo and SparseLoCo take them, 2025): what is said is a mean.
+"""Statistical levels in two bits, for differences of models (as MuLoCo and SparseLoCo take them, 2025): what is sent is a mean.
 
     C(x)_j = sign(x_j) mean{|x_i| : |x_i| <= t} where |x_j| <= t,  sign(x_j) mean{|x_i| : |x_i| > t} elsewhere
     t: halfway between the two means, fitted to the block by Lloyd's steps;      |x - C(x)|^2 = |x|^2 - |C(x)|^2
