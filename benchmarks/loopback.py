@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.demo.tasks import BUILDERS
-from tacit.lab.experiments.baselines import Link, connect, named
+from tacit.lab.experiments.baselines import ConnectedModel, connect, named
 from tacit.records import host_facts
 
 STEPS = 3  # of one kind, before the next
@@ -61,7 +61,7 @@ def work(rank: int, world: int, store: str, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     make, loss = wide(args) if args.model == "wide" else trained(args.model)
-    links: dict[str, Link] = {}
+    links: dict[str, ConnectedModel] = {}
     took: dict[str, list[tuple[float, float]]] = {}
     for kind in args.kinds:
         torch.manual_seed(0)
