@@ -51,6 +51,14 @@ def test_the_example_without_tacit_trains_too(ranks):
     assert "sent" not in told
 
 
+def test_the_example_of_a_mesh_trains_on_two_hosts_of_two(ranks):
+    assert len((EXAMPLES / "hsdp.py").read_text().splitlines()) <= 40
+    with reserved_port() as port:
+        told = "".join(ranks.run(4, printed, str(EXAMPLES / "hsdp.py"), [], port))
+    assert accuracy(told) > 0.88
+    assert "group gradients" in told
+
+
 def test_the_example_that_gossips_ends_with_one_model_on_all_ranks(monkeypatch):
     store = StoreServer(("127.0.0.1", 0), "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -154,7 +154,8 @@ def test_a_plain_import_runs_nothing():
 def test_the_public_names_are_these_and_all_resolve():
     assert tacit.__all__ == [
         "Codec", "Context", "Conversation", "Gather", "Handle", "Lanes", "Max", "Merge", "Payload", "Reduced", "Strategy",
-        "Sum", "TableSum", "TacitError", "Total", "Traits", "attach", "loop_back", "register_codec", "serve",
+        "Sum", "TableSum", "TacitError", "Total", "Traits", "attach", "loop_back", "mesh_backend", "mesh_handle",
+        "register_codec", "serve",
     ]  # fmt: skip
     for name in tacit.__all__:
         assert getattr(tacit, name) is not None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tacit import optim as optim
     from tacit import rows as rows
     from tacit.attachments import Handle, attach
+    from tacit.attachments.mesh import mesh_backend, mesh_handle
     from tacit.codecs import register as register_codec
     from tacit.errors import TacitError
     from tacit.requests import (
@@ -51,6 +52,8 @@ _WHERE = {
     "Context": "requests",
     "attach": "attachments",
     "loop_back": "requests",
+    "mesh_backend": "attachments.mesh",
+    "mesh_handle": "attachments.mesh",
     "register_codec": "codecs",
     "serve": "schemes",
 }
@@ -74,6 +77,8 @@ __all__ = [
     "Traits",
     "attach",
     "loop_back",
+    "mesh_backend",
+    "mesh_handle",
     "register_codec",
     "serve",
 ]

@@ -91,6 +91,12 @@ class MemoryStore:
             kept = parts[part] = kept.to(device)
         return kept
 
+    def names(self) -> set[str]:
+        """The parameters of which something is kept, or was loaded."""
+        loaded = {name for parts in self._loaded.values() for name in parts}
+        flats = {name for _, (placement, flat) in self._flats.items() for name in placement.split(flat)}
+        return loaded | flats | {name for _, name in self._tensors}
+
     def state(self) -> dict[str, dict[str, Any]]:
         """{slot: {parameter name: what is kept}}: copies, on the CPU, so that a machine with other devices can load them."""
         state = {slot: {n: _copy(t) for n, t in parts.items()} for slot, parts in self._loaded.items()}

@@ -66,12 +66,6 @@ def _replicated(world):
     return replicate(deep())
 
 
-def _replicated_on_a_mesh(world):
-    from torch.distributed._composable.replicate_with_fsdp import replicate
-
-    return replicate(deep(), mesh=init_device_mesh("cpu", (world,)))
-
-
 def _replicated_inside(world):
     return nn.Sequential(_replicated(world), nn.Linear(4, 4))
 
@@ -86,12 +80,8 @@ def _replicated_inside(world):
         ("_python_reducer", "set torch._dynamo.config.optimize_ddp = True before DDP(model)"),
         ("_tensor_parallel", "'0.weight' is a DTensor on"),
         ("_tensor_parallel", "apply fully_shard over the data-parallel dimension"),
-        (
-            "_replicated",
-            "all-reduces this model's gradients by itself, and tacit would reduce them again; leave replicate() out",
-        ),
-        ("_replicated_on_a_mesh", "leave replicate() out and attach the plain module"),
-        ("_replicated_inside", "leave replicate() out and attach the plain module"),
+        ("_replicated", "use the one of torch.distributed._composable.replicate_with_fsdp, or DDP"),
+        ("_replicated_inside", "use the one of torch.distributed._composable.replicate_with_fsdp, or DDP"),
     ],
 )
 def test_modules_that_exchange_in_their_own_way_are_refused_with_the_way_out(ranks, make, sentence):

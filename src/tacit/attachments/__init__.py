@@ -28,6 +28,7 @@ from tacit.attachments.kinds import (
 from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
 from tacit.buckets import group_names, parameter_names, sparse_names
+from tacit.codecs import Int8
 from tacit.errors import ConfigError
 from tacit.rounds import GradientRule, MergeRule
 from tacit.schemes import AllReduce, Gossip
@@ -49,11 +50,12 @@ def attach(
     records: str | Path | None = None,
     check_every: int = CHECK_EVERY,
     overlap: Literal["backward", "forward"] = "backward",
+    weights: str | None = None,
 ) -> Handle:
     """Puts `strategy` on `model`: from now on its ranks exchange as the strategy describes. Call it on all ranks alike.
 
     Args:
-        model: a DDP module, an FSDP2 module (`fully_shard`) or a plain module. With `every` a plain module behaves like a DDP one: after
+        model: a DDP module, an FSDP2 module (`fully_shard`, `replicate`) or a plain module. With `every` a plain module behaves like a DDP one: after
             `backward()` its gradients are means over ranks. Rules that let models part (`local`, `diloco`, `adaptive`, ...) take a plain module.
         optimizer: names the parameter groups; rules that let models part count its steps, and need it.
         strategy: `when / what / who` as text, or a Strategy; "auto" chooses one while the model trains, for DDP and plain modules, and
@@ -70,6 +72,8 @@ def attach(
         overlap: what an exchange goes on beside: "backward", or also the next "forward", each of whose modules then waits for its own
             gradients alone and takes its part of the optimizer's step there, with the same bits. For DDP and plain modules; call `handle.flush()` before you
             read parameters outside of a forward pass, and on all ranks, or `handle.close()`, before the first one leaves.
+        weights: how FSDP2's all-gathers send parameters: "int8(block=256)" or "int4(block=32)"; the owner keeps them as they are. Left out,
+            FSDP2 gathers by itself.
 
     Returns:
         The handle: `stats`, `state_dict()`, `no_sync()`, `merge()`, `close()`.
@@ -108,6 +112,7 @@ def attach(
             timeout,
             _whole_steps(check_every),
             _overlap(overlap, parsed, module),
+            _weights(weights, parsed, module),
             asked=auto or "",
         )
         leads = not ranks or dist.get_rank() == ranks[0]  # it alone reads and writes the files of plans
@@ -247,6 +252,19 @@ def _overlap(overlap: str, strategy: Strategy, module: nn.Module) -> str:
             "overlap='forward' is for DDP and plain modules, and strategies that exchange gradients in every step; leave it out here"
         )
     return overlap
+
+
+def _weights(weights: str | None, strategy: Strategy, module: nn.Module) -> Int8 | None:
+    if weights is None:
+        return None
+    if not isinstance(strategy.when, GradientRule) or kind_of(module) != "fsdp2":
+        raise ConfigError(
+            f"weights={weights!r} is for FSDP2, whose ranks gather parameters, and strategies that exchange gradients in every step; leave it out "
+            f"here"
+        )
+    from tacit.attachments.fsdp_weights import weights_codec
+
+    return weights_codec(weights)
 
 
 def _ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[int]:

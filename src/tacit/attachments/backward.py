@@ -3,6 +3,7 @@
 Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose hooks bring one parameter.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from tacit import recycled
 from tacit.attachments.ahead import ForwardOverlap
-from tacit.attachments.handle import Handle
+from tacit.attachments.handle import Handle, weakly
 from tacit.buckets import Bucket, flat_view
 from tacit.errors import ConfigError, TacitError
 from tacit.exchange import Exchange, Gradients, Reduction
@@ -145,6 +146,43 @@ class Backward:
         self.handle.stepped(
             sum((mean.values() if mean.is_sparse else mean).numel() for mean in means.values())
         )
+
+
+class _PassMark:
+    """Held by autograd alone, for as long as it works on a pass."""
+
+
+class PassWatch:
+    """Whether a backward pass is under way for which `ended` is due, and whether one was broken off, so that it never came."""
+
+    def __init__(self, ended: Callable[[], None]):
+        self._ended = ended
+        self._mark: weakref.finalize[[], _PassMark] | None = None
+        self._broken_off = False
+
+    @property
+    def under_way(self) -> bool:
+        """Raises TacitError after a pass that was broken off."""
+        if self._broken_off:
+            raise TacitError(
+                "an earlier backward pass was interrupted, and the gradients of some units are not complete; restart from the last checkpoint"
+            )
+        return self._mark is not None
+
+    def begin(self) -> None:
+        """Has `ended` called when autograd has computed everything."""
+        mark = _PassMark()
+        self._mark = weakref.finalize(mark, weakly(self._break_off))
+        call_after_backward(lambda held=mark: self._end())  # type: ignore[misc]
+
+    def _break_off(self) -> None:
+        self._broken_off = True
+
+    def _end(self) -> None:
+        if self._mark is not None:
+            self._mark.detach()
+        self._mark = None
+        self._ended()
 
 
 def _nobody(name: str) -> None:

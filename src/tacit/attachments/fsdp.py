@@ -1,11 +1,13 @@
-"""FSDP2 (`fully_shard`), through its two open places.
+"""FSDP2 (`fully_shard`) and `replicate()`, which builds on it, through their open places.
 
 - 1-D mesh: the reduce-scatter takes the strategy. Row r of a parameter group's gradient is one conversation whose sum
   only rank r needs, so only the first half of a sharded exchange is sent: (n - 1) / n of the payload.
 - `group=` replicas on other hosts: the reduce-scatter inside the host stays native, and the all-reduce between hosts,
   on each shard, takes the strategy.
+- A mesh with a replicate dimension (native HSDP, `replicate()`): the all-reduce over that dimension takes the strategy. FSDP2 asks a process
+  group for it, and no hook comes before: every unit is given a group of its own, which hands on everything else.
 
-FSDP2 calls both from its own place in the backward pass, which goes on meanwhile: see fsdp_pass.py.
+FSDP2 calls all of them from its own place in the backward pass, which goes on meanwhile: see fsdp_pass.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from tacit import recycled
 from tacit.attachments.agreement import agree
 from tacit.attachments.fsdp_pass import FsdpPass, Outgoing
 from tacit.attachments.fsdp_units import ShardRows, Unit, UnitRowMemory, chunk_numel, shards_of
+from tacit.attachments.fsdp_weights import WeightGather, check_gathers
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -33,6 +36,8 @@ from tacit.attachments.handle import (
     switched_off,
     when_dropped,
 )
+from tacit.attachments.mesh import MeshGroup
+from tacit.attachments.passing_group import PassingGroup, adds, done
 from tacit.attachments.target import Target
 from tacit.buckets import clean_name, outer_names, sparse_names
 from tacit.errors import ConfigError, ConformanceError
@@ -58,36 +63,61 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
     ]
     frozen = [unit.module for unit in units if not unit.names and unit.group is not None]
     units = [unit for unit in units if unit.names]
-    if not handle.strategy.scheme.scatters:
+    group, scatter = _who_exchanges(units, replicas)
+    if scatter and not handle.strategy.scheme.scatters:
         raise ConfigError(
             f"FSDP2 scatters its sums over the ranks; {handle.strategy.scheme} has no part in that: write sharded"
         )
-    group = replicas if replicas is not None else units[0].group
     if dist.get_world_size(group) == 1:
         return
-    if replicas is None and any(unit.group is not units[0].group for unit in units):
-        raise ConfigError("the model is sharded over several meshes; tacit needs one mesh for all its units")
     for unit in units:
-        if unit.hsdp:
-            raise ConfigError(
-                "native HSDP all-reduces by itself; build FSDP2 on a 1-D mesh and pass group=the replicas"
-            )
         if any(unit.dims) and handle.strategy.what.traits.remembers:
             raise ConfigError(
                 f"{unit.names[0]!r} is sharded along dimension {max(unit.dims)}; {handle.strategy.what} needs 0"
             )
+    if not scatter:
+        handle.strategy.scheme.prepare()
+    gathering = [unit.module for unit in units] + frozen if target.weights is not None else []
+    for module in gathering:
+        check_gathers(module)
     facts = [(unit.names, unit.shapes, sorted(unit.outer)) for unit in units]
-    agree(group, handle.strategy, ["fsdp2", facts, handle.seed, check_every], target.timeout)
+    agree(group, handle.strategy, ["fsdp2", facts, handle.seed, check_every, target.weights], target.timeout)
     # on one mesh every rank has a shard of its own
-    alike = None if replicas is None else lambda: shards_of(units)
+    alike = None if scatter else lambda: shards_of(units)
     device = units[0].device
     with left_on_failure(open_channel(handle.strategy, group, target.timeout)) as channel:
         guard = Guard(handle, Watch(model, by_name=True), alike, check_every, device)
         attachment = FsdpAttachment(
-            handle, model, units, frozen, channel, guard, device, group, scatter=replicas is None
+            handle, model, units, frozen, channel, guard, device, group, scatter=scatter
         )
         leave_with(attachment, channel)
+    if target.weights is not None:
+        for module in gathering:
+            module.set_custom_all_gather(WeightGather(module, target.weights, handle.stats))
+        attachment.gathering = gathering
     handle.fasten(attachment)
+
+
+def _who_exchanges(
+    units: Sequence[Unit], replicas: dist.ProcessGroup | None
+) -> tuple[dist.ProcessGroup, bool]:
+    """The ranks that exchange, and whether they scatter what they add."""
+    native = units[0].replicas
+    if replicas is not None and native is not None:
+        raise ConfigError(
+            "the model's mesh has a replicate dimension, which takes the strategy; leave group= out"
+        )
+    if replicas is not None:
+        return replicas, False
+    if any(unit.group is not units[0].group or unit.replicas is not native for unit in units):
+        raise ConfigError("the model is sharded over several meshes; tacit needs one mesh for all its units")
+    group = units[0].group if native is None else native
+    if isinstance(group, MeshGroup):
+        raise ConfigError(
+            f"this mesh dimension was made with tacit.mesh_backend({str(group.handle.strategy)!r}); leave tacit.attach() out: "
+            f"tacit.mesh_handle(mesh[...]) has its counters and its state"
+        )
+    return group, native is None
 
 
 class FsdpAttachment:
@@ -109,6 +139,7 @@ class FsdpAttachment:
         self.channel, self.wire, self._group = channel, channel.wire, group
         self.handle, self._model, self._units, self._scatter = handle, model, units, scatter
         self._frozen = frozen
+        self.gathering: Sequence[FSDPModule] = ()  # units whose parameters travel packed
         self.exchange = Exchange(channel, handle.strategy.what, handle.stats, device=device)
         when_dropped(self, self.exchange.drop)
         self.under_way = FsdpPass(handle, self.exchange, BackgroundGuard(guard, self.exchange, device))
@@ -121,7 +152,10 @@ class FsdpAttachment:
             else:
                 hook = _AllReduce(self, unit)
                 self.numels.update(zip(unit.names, hook.layout.numels, strict=True))
-                unit.module.set_all_reduce_hook(hook)
+                if unit.replicas is None:
+                    unit.module.set_all_reduce_hook(hook)
+                else:
+                    unit.replace_replicas(_UnitGroup(unit.replicas, hook))
         if scatter:
             for module in frozen:  # thawed on one rank alone, they would send what nobody waits for
                 module.set_custom_reduce_scatter(_Refused(self))
@@ -130,15 +164,22 @@ class FsdpAttachment:
         return switched_off(self._model.set_requires_gradient_sync)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+            DefaultAllGather,
+            DefaultReduceScatter,
+        )
 
+        for module in self.gathering:
+            module.set_custom_all_gather(DefaultAllGather())
         for module in self._frozen if self._scatter else ():
             module.set_custom_reduce_scatter(DefaultReduceScatter())
         for unit in self._units:
             if self._scatter:
                 unit.module.set_custom_reduce_scatter(DefaultReduceScatter())
-            else:
+            elif unit.replicas is None:
                 unit.module.set_all_reduce_hook(_plain_mean(self._group))
+            else:
+                unit.replace_replicas(unit.replicas)
         self.exchange.close()
         leave(self.channel)
 
@@ -167,10 +208,7 @@ class _ReduceScatter(ReduceScatter):
             raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
         self._attachment.under_way.begin()
         if input_tensor.numel() != self.layout.numel:
-            raise ConfigError(
-                f"the unit of {self.layout.key!r} sends {input_tensor.numel()} of its {self.layout.numel} gradients: some "
-                f"parameters took no part; call model.set_reduce_scatter_unused_params(True)"
-            )
+            raise _partly_used(self.layout.key, input_tensor.numel(), self.layout.numel)
         rows, own, step = input_tensor.view(wire.world, -1), self._rows[wire.rank], handle.step
         average = op == dist.ReduceOp.AVG  # with SUM, FSDP2 divides what comes back
 
@@ -243,18 +281,21 @@ class _AllReduce:
 
     def __init__(self, attachment: FsdpAttachment, unit: Unit):
         self._attachment, self._unit = attachment, unit
-        inside = dist.get_world_size(unit.group)
-        chunks = (chunk_numel(shape, dim, inside) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
+        rank, world = unit.inside
+        chunks = (chunk_numel(shape, dim, world) for shape, dim in zip(unit.shapes, unit.dims, strict=True))
         self.layout = Layout.of({name: (chunk,) for name, chunk in zip(unit.names, chunks, strict=True)})
-        self._part = unit.part(dist.get_rank(unit.group), inside)
+        self._part = unit.part(rank, world)
 
-    def __call__(self, shard: Tensor) -> None:
+    def __call__(self, shard: Tensor, *, average: bool = True) -> None:
+        """`shard` becomes the mean over the replicas, or their sum."""
         handle, wire, codec = (
             self._attachment.handle,
             self._attachment.wire,
             self._attachment.handle.strategy.what,
         )
         self._attachment.under_way.begin()
+        if shard.numel() != self._part.numel and (codec.traits.remembers or codec.traits.stateful):
+            raise _partly_used(self.layout.key, shard.numel(), self._part.numel)
         context = context_for(
             handle.memory.of(self._part, shard.device, self.layout),
             seed=handle.seed,
@@ -271,11 +312,34 @@ class _AllReduce:
             codec.traits.rounds,
             context.own_seed,
             x,
-            lambda reduced: reduced.total / wire.world,
+            lambda reduced: reduced.total / wire.world if average else reduced.total,
         )
         # FSDP2 divides 16-bit floats that overflow once more; and where a part of the unit alone has gradients, it is not known which
         late = shard.dtype in (torch.float32, torch.bfloat16) and shard.numel() == self._part.numel
-        self._attachment.under_way.send(outgoing, shard, late=late)
+        self._attachment.under_way.send(outgoing, shard, late=late and average)
+
+
+class _UnitGroup(PassingGroup):
+    """The process group over which FSDP2 all-reduces one unit's gradients."""
+
+    def __init__(self, inner: dist.ProcessGroup, all_reduce: _AllReduce):
+        super().__init__(inner, inner.group_name)
+        self._all_reduce = all_reduce
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        if not adds(opts) or len(tensors) != 1:
+            raise ConfigError(
+                "FSDP2 asks for neither the sum nor the mean of a gradient over the replicas; leave its reductions alone under tacit"
+            )
+        self._all_reduce(tensors[0], average=opts.reduceOp == dist.ReduceOp.AVG)
+        return done(tensors)
+
+
+def _partly_used(name: str, here: int, whole: int) -> ConfigError:
+    return ConfigError(
+        f"the unit of {name!r} sends {here} of its {whole} gradients: some parameters took no part; call "
+        f"model.set_reduce_scatter_unused_params(True)"
+    )
 
 
 def _plain_mean(group: dist.ProcessGroup) -> Callable[[Tensor], None]:

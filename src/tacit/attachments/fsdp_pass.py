@@ -4,7 +4,6 @@ FSDP2 reads what a reduce-scatter returns at once: it casts it and adds it to th
 that changes nothing it is added to, and the means are added to the same gradients later: the same bits as if it had waited.
 """
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor
 
 from tacit import recycled
-from tacit.attachments.backward import call_after_backward
+from tacit.attachments.backward import PassWatch
 from tacit.attachments.fsdp_units import Unit
 from tacit.attachments.guard import BackgroundGuard
-from tacit.attachments.handle import Handle, weakly
-from tacit.errors import TacitError
+from tacit.attachments.handle import Handle
 from tacit.exchange import Exchange, Reduction, RowsTalk
 from tacit.layout import Layout
 from tacit.requests import Conversation, Reduced
@@ -56,10 +54,6 @@ class _Due:
             grad += new.view_as(grad).to(grad.dtype)
 
 
-class _PassMark:
-    """Held by autograd alone, for as long as it works on a pass."""
-
-
 class FsdpPass:
     """Collects what the units of one pass after another send. All methods run in the training thread."""
 
@@ -67,25 +61,14 @@ class FsdpPass:
         self._handle, self._exchange, self._guard = handle, exchange, guard
         self._due: list[_Due] = []
         self._numel = 0
-        self._mark: weakref.finalize[[], _PassMark] | None = None
-        self._broken_off = False
+        self._watch = PassWatch(self._finish)
 
     def begin(self) -> None:
         """Before anything is sent in a pass: ranks compare notes. An accelerator's answer is read one pass later."""
-        if self._broken_off:
-            raise TacitError(
-                "an earlier backward pass was interrupted, and the gradients of some units are not complete; restart from the last checkpoint"
-            )
-        if self._mark is not None:
-            return
-        self._guard.begin()
-        self._guard.end()
-        mark = _PassMark()
-        self._mark = weakref.finalize(mark, weakly(self._break_off))
-        call_after_backward(lambda held=mark: self._finish())  # type: ignore[misc]
-
-    def _break_off(self) -> None:
-        self._broken_off = True
+        if not self._watch.under_way:
+            self._guard.begin()
+            self._guard.end()
+            self._watch.begin()
 
     def send(self, outgoing: Outgoing, output: Tensor, *, late: bool) -> None:
         """Starts an exchange. `late`: FSDP2 may have its result when the pass is over; otherwise it is in `output` on return."""
@@ -114,10 +97,8 @@ class FsdpPass:
 
     def _finish(self) -> None:
         """When autograd has computed everything, and FSDP2 has asked for the last exchange."""
-        if self._mark is not None:
-            self._mark.detach()
         numel, due = self._numel, self._due
-        self._numel, self._due, self._mark = 0, [], None
+        self._numel, self._due = 0, []
         self._exchange.wait(one.job for one in due)
         with torch.no_grad():
             for one in due:

@@ -1,6 +1,7 @@
 """How FSDP2 lays out the gradients of one `fully_shard`ed module, and which part of them a rank keeps."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,8 +26,10 @@ class Unit:
     dims: tuple[int, ...]
     outer: frozenset[str]  # embeddings and the head
     label: str
-    hsdp: bool
-    group: Any  # a ProcessGroup; None in a unit without parameters
+    group: Any  # a ProcessGroup of those that share shards; None under replicate(), and in a unit without parameters
+    replicas: Any = (
+        None  # a ProcessGroup of those that all-reduce what they have, where the mesh has such a dimension
+    )
 
     @staticmethod
     def of(
@@ -47,9 +50,21 @@ class Unit:
             dims=tuple(p.fsdp_placement.dim for p in params),
             outer=frozenset(name for name in names if name in outer),
             label="+".join(sorted({groups[name] for name in names})),  # a unit travels as one
-            hsdp=any(g._is_hsdp for g in found),
-            group=found[0]._reduce_scatter_process_group if found else None,
+            group=getattr(found[0].mesh_info, "shard_process_group", None) if found else None,
+            replicas=getattr(found[0].mesh_info, "replicate_process_group", None) if found else None,
         )
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """This rank among those that share shards, and how many these are."""
+        return (0, 1) if self.group is None else (self.group.rank(), self.group.size())
+
+    def replace_replicas(self, group: Any) -> None:
+        """From now on FSDP2 all-reduces this unit's gradients over `group`."""
+        (found,) = self.module._get_fsdp_state()._fsdp_param_groups
+        own: Any = copy(found.mesh_info)  # which another unit may have too
+        own.replicate_process_group = group
+        found.mesh_info = own
 
     def lands_late(self) -> bool:
         """Whether nobody looks at a gradient before the backward pass is over: neither a hook, nor a copy to the host, nor a division."""

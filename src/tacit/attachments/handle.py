@@ -7,6 +7,7 @@ import os
 import platform
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -585,15 +586,49 @@ def left_on_failure(channel: Channel) -> Iterator[Channel]:
 def own_group(parent: dist.ProcessGroup | None, timeout: timedelta | None) -> dist.ProcessGroup:
     """A process group with the members of `parent` that only tacit uses: the user's own collectives cannot mix with its."""
     ranks = dist.get_process_group_ranks(parent)
-    whole = len(ranks) == dist.get_world_size()
-    made = dist.new_group(
-        ranks,
-        timeout=timeout or timeout_of(parent),
-        backend=_backend_name(parent),
-        use_local_synchronization=not whole,
-    )
+    if len(ranks) < dist.get_world_size():
+        return group_of(ranks, timeout or timeout_of(parent), _backend_name(parent))
+    made = dist.new_group(ranks, timeout=timeout or timeout_of(parent), backend=_backend_name(parent))
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def group_of(
+    ranks: Sequence[int], timeout: timedelta | None, backend: str | None = None
+) -> dist.ProcessGroup:
+    """A process group that its members alone make, all of them together.
+
+    torch's own, `new_group(use_local_synchronization=True)`, has the number of living groups in its name: the group that follows one which
+    was destroyed finds the addresses of that in the store, and never connects.
+    """
+    c10d: Any = dist.distributed_c10d
+    default = c10d._get_default_group()
+    backend_of_default, store = c10d._world.pg_map[default]
+    made, _ = c10d._new_process_group_helper(
+        len(ranks),
+        list(ranks).index(dist.get_rank()),
+        list(ranks),
+        dist.Backend(backend or backend_of_default),
+        store,
+        f"tacit-{'-'.join(map(str, ranks))}-{_next_of(ranks, store)}",
+        timeout=timeout or dist.default_pg_timeout,
+        device_id=default.bound_device_id,
+    )
+    c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+_made: tuple[Any, Counter[tuple[int, ...]]] = (None, Counter())  # by store: those of a new world count anew
+
+
+def _next_of(ranks: Sequence[int], store: Any) -> int:
+    """How many groups of `ranks` this process has made before."""
+    global _made
+    if _made[0] is not store:
+        _made = (store, Counter())
+    _made[1][tuple(ranks)] += 1
+    return _made[1][tuple(ranks)]
 
 
 def _backend_name(group: dist.ProcessGroup | None) -> str | None:

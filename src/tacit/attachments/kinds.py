@@ -21,7 +21,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def kind_of(model: nn.Module) -> str:
-    """ddp, fsdp2 or plain. Raises ConfigError where the model already exchanges in a way that tacit cannot take over."""
+    """ddp, fsdp2 (which replicate() builds on) or plain. Raises ConfigError where the model already exchanges in a way that tacit cannot take over."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         _check_ddp(model)
         return "ddp"
@@ -33,10 +33,10 @@ def kind_of(model: nn.Module) -> str:
         raise ConfigError(
             "FSDP1 has no place for a codec in its reduce-scatter; move to FSDP2 (fully_shard) or DDP"
         )
-    if "ReplicateModule" in names or any(_is_old_replicate(cls) for cls in classes):
+    if any(_is_old_replicate(cls) for cls in classes):
         raise ConfigError(
-            "torch's replicate() all-reduces this model's gradients by itself, and tacit would reduce them again; leave replicate() out and "
-            "attach the plain module, or wrap it in DDP"
+            "the older replicate(), of torch.distributed._composable.replicate, hides a DDP that takes no strategy; use the one of "
+            "torch.distributed._composable.replicate_with_fsdp, or DDP"
         )
     if "FSDPModule" in names:
         return "fsdp2"

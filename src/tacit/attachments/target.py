@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tacit.codecs import Int8
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
@@ -24,6 +26,7 @@ class Target:
     timeout: timedelta | None
     check_every: int
     overlap: str = "backward"  # or "forward": what an exchange may go on beside
+    weights: Int8 | None = None  # how FSDP2's parameters are gathered; None: as FSDP2 does
     asked: object = ""  # what the user wrote, where that is no strategy (`auto`)
 
     @property
