@@ -337,6 +337,12 @@ def _tensor_parallel(rank, world, texts):
         for step in range(2):
             model.zero_grad()
             loss_of(model, rank // 2, step).backward()
+        if text == "none / sharded":  # torch's gloo cannot do this: TorchTitan divides itself
+            mean = model[0].bias.grad.full_tensor().clone()
+            model.set_gradient_divide_factor(1.0)
+            model.zero_grad()
+            loss_of(model, rank // 2, 1).backward()
+            torch.testing.assert_close(model[0].bias.grad.full_tensor(), 2 * mean)
         found.append(torch.cat([p.grad.full_tensor().view(-1) for p in model.parameters()]))
     return found
 
@@ -344,6 +350,7 @@ def _tensor_parallel(rank, world, texts):
 def test_fsdp_with_tensor_parallelism_has_the_gradients_of_torch(ranks):
     got = ranks.run(4, _tensor_parallel, (None, "none / sharded", "int8", "ef(int4)"))
     plain, *found = got[0]
+    found[0] = found[0] / 2
     for own, limit in zip(found, (1e-6, 0.02, 0.35), strict=True):
         assert (own - plain).norm() <= limit * plain.norm(), limit
     for other in got[1:]:

@@ -204,16 +204,14 @@ class _ReduceScatter(ReduceScatter):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         handle, wire = self._attachment.handle, self._attachment.wire
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise ConfigError(f"FSDP2 asks for {op}; leave set_gradient_divide_factor alone under tacit")
+        divisor, late = self._asked(op)
         self._attachment.under_way.begin()
         if input_tensor.numel() != self.layout.numel:
             raise _partly_used(self.layout.key, input_tensor.numel(), self.layout.numel)
         rows, own, step = input_tensor.view(wire.world, -1), self._rows[wire.rank], handle.step
-        average = op == dist.ReduceOp.AVG  # with SUM, FSDP2 divides what comes back
 
         def mean(reduced: Reduced) -> Tensor:
-            found = reduced.total / wire.world if average else reduced.total
+            found = reduced.total / divisor if divisor != 1 else reduced.total
             # on an accelerator looking would stop it, and the optimizer will see
             if found.device.type == "cpu" and not bool(found.sum().isfinite()):
                 report_nonfinite(handle.stats, step, nonfinite(own.split(rows[wire.rank])), own.split(found))
@@ -235,8 +233,21 @@ class _ReduceScatter(ReduceScatter):
         kept = codec.traits.remembers or codec.traits.stateful
         talk, rounds = _in_lock_step(talks, codec.traits.rounds, wire.rank, kept), codec.traits.rounds
         outgoing = Outgoing(self._unit, own, talk, rounds, contexts[wire.rank].own_seed, input_tensor, mean)
-        self._attachment.under_way.send(outgoing, output_tensor, late=average)
+        self._attachment.under_way.send(outgoing, output_tensor, late=late)
         return None
+
+    def _asked(self, op: Any) -> tuple[float, bool]:
+        """What the sum is to be divided by, and whether FSDP2 leaves alone what comes back."""
+        if op == dist.ReduceOp.SUM:
+            return 1.0, False
+        if op == dist.ReduceOp.AVG:
+            return self._attachment.wire.world, True
+        factor = self._unit.divide_factor
+        if op == dist.ReduceOp.PREMUL_SUM and factor is not None:  # set_gradient_divide_factor
+            return factor, True
+        raise ConfigError(
+            f"FSDP2 asks for {op} in its reduce-scatter, and tacit has sums and means; leave it at torch's"
+        )
 
 
 def _in_lock_step(talks: Sequence[Conversation], rounds: int, own: int, kept: bool) -> RowsTalk:

@@ -66,6 +66,12 @@ class Unit:
         own.replicate_process_group = group
         found.mesh_info = own
 
+    @property
+    def divide_factor(self) -> float | None:
+        """What gradients are divided by, where it is not the number of ranks."""
+        (group,) = self.module._get_fsdp_state()._fsdp_param_groups
+        return group.gradient_divide_factor
+
     def lands_late(self) -> bool:
         """Whether nobody looks at a gradient before the backward pass is over: neither a hook, nor a copy to the host, nor a division."""
         (group,) = self.module._get_fsdp_state()._fsdp_param_groups

@@ -13,8 +13,9 @@ What memory belongs to: nobody names the numbers, so the n-th gradient of a back
 their number or their sizes change, a codec with memory is refused, and one without goes on.
 """
 
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +38,7 @@ from tacit.requests import Codec, context_for, declared_nbytes
 from tacit.rounds import GradientRule
 from tacit.schemes import Channel
 from tacit.strategy import Strategy
-from tacit.transports import Wire
+from tacit.transports import Wire, interfaces
 from tacit.transports.process_group import ring_nbytes
 
 BACKEND = "tacit"
@@ -144,14 +145,18 @@ def _open(asked: Any, options: Any) -> "MeshGroup":
         raise ConfigError(
             f"the backend {BACKEND!r} needs a strategy: give backend_override={{...: tacit.mesh_backend(...)}}"
         )
+    before = interfaces.connections()
     inner = group_of(asked.global_ranks_in_group, asked.timeout)
-    return MeshGroup(inner, asked.group_id, options)
+    used = interfaces.used_by(interfaces.connections() - before)
+    return MeshGroup(inner, asked.group_id, options, used)
 
 
 class MeshGroup(PassingGroup):
     """The process group of a mesh dimension; its sums of gradients are conversations."""
 
-    def __init__(self, inner: dist.ProcessGroup, name: str, options: _Options):
+    def __init__(
+        self, inner: dist.ProcessGroup, name: str, options: _Options, used: Sequence[interfaces.Interface]
+    ):
         super().__init__(inner, name)
         strategy = options.strategy
         strategy.scheme.prepare()
@@ -160,7 +165,9 @@ class MeshGroup(PassingGroup):
         self._attachment: _MeshAttachment | None = None
         self._scatters = False
         if self.size() > 1:
-            channel = Channel.open(Wire(inner), strategy.scheme, options._timeout)
+            wire = Wire(inner)
+            wire.interfaces = used
+            channel = Channel.open(wire, strategy.scheme, options._timeout)
             self._attachment = _MeshAttachment(self.handle, channel)
             self.handle.fasten(self._attachment)
 
@@ -221,13 +228,17 @@ def _name_of(place: int, numel: int) -> str:
     return f"gradient {place} of {numel}"
 
 
+_NAME = re.compile("gradient ([0-9]{1,9}) of ([0-9]{1,18})")
+
+
 def _place_in(name: str) -> int:
-    return int(name.split()[1])
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else -1
 
 
 def _numel_in(name: str) -> int | None:
-    number = name.rpartition(" of ")[2]
-    return int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None
+    found = _NAME.fullmatch(name)
+    return int(found[2]) if found else None
 
 
 class _MeshAttachment:
@@ -298,10 +309,12 @@ class _MeshAttachment:
     def _finish(self) -> None:
         names, numel = self._names, self._numel
         self._names, self._numel = [], 0
-        before, self._places = self._places, _Places({name: _numel_in(name) or 0 for name in names})
-        if self._keeps and before and len(before) != len(names):
+        before = len(self._places)
+        self._places.clear()  # the same object: the handle has it too
+        self._places.update({name: _numel_in(name) or 0 for name in names})
+        if self._keeps and before and before != len(names):
             raise ConfigError(
-                f"this backward pass had {len(names)} gradients and the last one {len(before)}: without names {self._handle.strategy.what} may have "
+                f"this backward pass had {len(names)} gradients and the last one {before}: without names {self._handle.strategy.what} may have "
                 f"given some of them the memory of others; restart from the last checkpoint, and {_WAY_OUT}"
             )
         self._handle.stepped(numel)
