@@ -123,7 +123,7 @@ Kind = tuple[str, torch.dtype, torch.device]
 
 
 def plan(
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     groups: Mapping[str, str],
     bucket_nbytes: int,
     outer: Collection[str] = (),

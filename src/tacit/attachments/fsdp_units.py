@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from tacit.errors import ConfigError
 from tacit.layout import Layout, Span
@@ -164,6 +165,36 @@ class UnitRowMemory:
         return self.memory.of(self.layout, self.device).tensor(
             slot, name, shape, rule=rule, dtype=dtype, init=init
         )
+
+
+def island_of(model: nn.Module) -> Any:
+    """The process group among whose ranks a model is sharded, where it is that alone. ConfigError otherwise, with the way out."""
+    found = [
+        group
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+    ]
+    shards = {
+        id(own): own for group in found if (own := getattr(group.mesh_info, "shard_process_group", None))
+    }
+    if any(hasattr(group.mesh_info, "replicate_process_group") for group in found) or len(shards) != 1:
+        raise ConfigError(
+            "this model's mesh adds gradients of all islands in every step, or has several dimensions that shard; to merge models build FSDP2 on a "
+            "1-D mesh of one island's ranks"
+        )
+    if not all(group.is_sharded for group in found):
+        raise ConfigError(
+            "FSDP2 has gathered this model's parameters; attach it before a forward pass, or after the backward pass"
+        )
+    return next(iter(shards.values()))
+
+
+def own_part(parameter: Tensor) -> Tensor:
+    """What this rank has of a parameter: under FSDP2 its shard, else all of it. Writing into it writes into the parameter."""
+    own: Any = parameter.detach()
+    found: Tensor = own.to_local() if isinstance(own, DTensor) else own
+    return found
 
 
 def shards_of(units: Sequence[Unit]) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 The optimizer's own steps are counted; nothing else in the loop changes. What was exchanged may be merged some steps later
 (`delay`), while training goes on. A rule with an `after` begins as `every` does, with gradients, and parts the models then.
 In a host whose ranks train with DDP, `group` joins those of the same place on all hosts: DDP keeps a host's ranks equal, and
-each of them merges with its own kind.
+each of them merges with its own kind. Likewise with FSDP2 inside an island: every rank merges its shards with those of the same place on
+all islands, so anchors are sharded as the model is, and nobody holds the whole of either.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tacit.attachments.agreement import agree
+from tacit.attachments.fsdp_units import island_of, own_part
 from tacit.attachments.guard import Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -24,7 +27,7 @@ from tacit.attachments.handle import (
     leave_with,
     left_on_failure,
     open_channel,
-    start_alike,
+    spread,
     when_dropped,
 )
 from tacit.attachments.plain import PlainAttachment
@@ -45,8 +48,9 @@ _MEAN, _OWN, _MODEL = "heard", "own", "model"
 
 def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
     _check_kind(rule, target)
-    if target.kind == "ddp":
-        agree(target.inside, handle.strategy, ["ddp"], target.timeout)
+    inside = island_of(target.module) if target.kind == "fsdp2" else target.inside
+    if inside is not None:
+        agree(inside, handle.strategy, [target.kind], target.timeout)
     model, optimizer, parameters = target.module, target.optimizer, target.parameters
     group, timeout, check_every = target.group, target.timeout, target.check_every
     if optimizer is None:
@@ -54,14 +58,17 @@ def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
     if dist.get_world_size(group) == 1:
         return
     outer = outer_names(model, parameters)
-    buckets = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer)
+    parts = {name: own_part(p) for name, p in parameters.items()}
+    if target.kind == "fsdp2":  # the last ranks of an island may have nothing of a small parameter
+        parts = {name: part for name, part in parts.items() if part.numel()}
+    buckets = plan(parts, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer)
     opening = buckets  # models are dense, and the gradients before them may not be
     if rule.after and (sparse := sparse_names(model, parameters)):
         opening = plan(parameters, target.groups, target.bucket_nbytes or DEFAULT_NBYTES, outer, sparse)
     facts = ["models", digest_of(buckets), digest_of(opening), handle.seed, check_every]
     agree(group, handle.strategy, facts, timeout)
     with left_on_failure(open_channel(handle.strategy, group, timeout)) as channel:
-        start_alike(channel.wire, model)
+        spread([own_part(t) for t in (*model.parameters(), *model.buffers())], channel.wire.group)
         attachment = MergingAttachment(
             handle, rule, channel, model, optimizer, parameters, buckets, opening, check_every
         )
@@ -70,16 +77,20 @@ def attach_merging(handle: Handle, rule: MergeRule, target: Target) -> None:
 
 
 def _check_kind(rule: MergeRule, target: Target) -> None:
-    if target.kind == "fsdp2":
-        raise ConfigError(f"{rule} merges whole models, and FSDP2 has cut this one; use DDP inside a host")
+    if target.kind == "fsdp2" and target.group is None:
+        raise ConfigError(
+            f"FSDP2 keeps one model on all ranks of its mesh, so {rule} has nothing to merge; build it on a mesh of one island's ranks, and give "
+            f"attach() the same place of all islands as group"
+        )
     if target.kind == "ddp" and target.group is None:
         raise ConfigError(
             f"DDP keeps all its ranks equal, so {rule} has nothing to merge; attach the plain module, or give "
             f"DDP the ranks of one host as process_group and attach() the same place of all hosts as group"
         )
-    if target.kind == "ddp" and rule.after:
+    if target.kind != "plain" and rule.after:
+        within = "DDP keeps them to a host" if target.kind == "ddp" else "FSDP2 keeps them to an island"
         raise ConfigError(
-            f"{rule} begins with gradients of all ranks, and DDP keeps them to a host; train those steps first, and attach "
+            f"{rule} begins with gradients of all ranks, and {within}; train those steps first, and attach "
             f"a rule without after, such as local({rule.period(0, None)})"
         )
 
@@ -113,7 +124,9 @@ class MergingAttachment:
         """`opening`: the buckets of the first gradients, where the rule begins with some."""
         self.channel, self.wire = channel, channel.wire
         self._handle, self._rule, self._model = handle, rule, model
-        self._watch, self._check_every = Watch(model), check_every
+        # FSDP2 replaces its parameters all the time
+        self._watch = Watch(model, by_name=any(isinstance(p, DTensor) for p in parameters.values()))
+        self._check_every = check_every
         self._optimizer, self._parameters = optimizer, parameters
         self._buckets, self._opening_buckets = buckets, opening
         self._since = 0
@@ -330,11 +343,11 @@ class MergingAttachment:
         return self._handle.memory.of(bucket.layout, bucket.device)
 
     def _flat(self, bucket: Bucket) -> Tensor:
-        return torch.cat([self._parameters[name].detach().reshape(-1) for name in bucket.names])
+        return torch.cat([own_part(self._parameters[name]).reshape(-1) for name in bucket.names])
 
     def _write(self, bucket: Bucket, flat: Tensor) -> None:
         for name, part in bucket.layout.split(flat).items():
-            parameter = self._parameters[name].detach()
+            parameter = own_part(self._parameters[name])
             parameter.copy_(part.view(parameter.shape))
 
     def _anchors(self) -> dict[str, Tensor]:
