@@ -35,7 +35,7 @@ def _seen(rank, world, text, policy):
     layer.register_forward_pre_hook(note)
     layer.register_forward_hook(lambda module, args, out: out.register_hook(note) and None)
     loss_of(model, rank, 0).backward()
-    sent, kept = handle.stats.as_dict()["sent_by_group"]["weights"], layer.weight.full_tensor()
+    sent, kept = handle.stats.as_dict()["sent_by_group"]["weights"], layer.weight.full_tensor().detach()
     handle.close()
     loss_of(model, rank, 0).backward()
     return seen, kept, sent

@@ -290,7 +290,7 @@ class _MeshAttachment:
             self._handle.stats.sent("all_reduce", "passed on", nbytes)
 
     def _check_place(self, name: str) -> None:
-        """The numbers of each place are as many as in the last pass; whose they are nobody says."""
+        """Refuses a gradient of another size than the last pass had in its place: nothing names the parameters."""
         known, place = self._known, len(self._names) - 1
         if self._keeps and known and name not in known:
             there = (
