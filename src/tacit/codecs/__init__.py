@@ -18,7 +18,7 @@ from tacit.codecs.qsgd import Qsgd
 from tacit.codecs.random_k import RandomK
 from tacit.codecs.scale_com import ScaleCom
 from tacit.codecs.signs import OneBit, Sign
-from tacit.codecs.signsgd import SignSgd
+from tacit.codecs.signsgd import MajorityVote
 from tacit.codecs.terngrad import TernGrad
 from tacit.codecs.thc import Thc
 from tacit.codecs.threshold import Threshold
@@ -40,7 +40,7 @@ _BUILT_IN: dict[str, type] = {
     "onebit": OneBit,
     "sign": Sign,
     "twobit": TwoBit,
-    "signsgd": SignSgd,
+    "signsgd": MajorityVote,
     "thc": Thc,
     "hush": Hush,
     "topk": TopK,
@@ -96,6 +96,7 @@ __all__ = [
     "Int4",
     "Int8",
     "LowRank",
+    "MajorityVote",
     "Natural",
     "OmniReduce",
     "OneBit",
@@ -104,7 +105,6 @@ __all__ = [
     "RandomK",
     "ScaleCom",
     "Sign",
-    "SignSgd",
     "TernGrad",
     "Thc",
     "Threshold",

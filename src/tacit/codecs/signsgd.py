@@ -26,7 +26,7 @@ _ABSOLUTE = 1  # block_sums of |x|
 
 
 @dataclass(frozen=True, slots=True)
-class SignSgd:
+class MajorityVote:
     """`signsgd(scale=mean, block=1024)`: 1 bit and 1/16 of a bit of scales up, 8 bits down."""
 
     scale: str = "mean"

@@ -54,7 +54,7 @@ def _card(found: ComparisonResult, ink: dict[str, str], several: bool) -> str:
 
 
 def _between(comparison: Comparison, winner: Standing, rival: Standing) -> str:
-    """How sure a ratio is: its least and its most, or that the two cannot be told apart."""
+    """How sure a ratio is: its least and its most, or that the two do not differ beyond noise."""
     spread = comparison.ratio_range(winner, rival)
     if spread is None or spread[0] == spread[1]:
         return ""
