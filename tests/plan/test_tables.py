@@ -27,12 +27,16 @@ def _touched(rank, world):
     made(ids).sum().backward()
     untouched = model()
     untouched[0](torch.zeros(0, 3, dtype=torch.long)).sum().backward()
-    return touched_tables(made), touched_tables(untouched)
+    on_one = model()
+    if rank:  # the other rank's table has no gradient at all
+        on_one[0](torch.tensor([[7, 8, 7]])).sum().backward()
+    return touched_tables(made), touched_tables(untouched), touched_tables(on_one)
 
 
 def test_rows_that_several_ranks_touch_are_counted_once(ranks):
-    (found, untouched), other = ranks.run(2, _touched)
-    assert (found, untouched) == other
+    (found, untouched, on_one), other = ranks.run(2, _touched)
+    assert (found, untouched, on_one) == other
+    assert on_one == (TouchedTable("0", ROWS, WIDTH, 1.0, 2),)
     assert found == (TouchedTable("0", ROWS, WIDTH, 4.0, 6),)
     assert all((table.unique, table.union) == (0.0, 0) for table in untouched)
 

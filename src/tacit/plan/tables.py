@@ -6,19 +6,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.buckets import makes_sparse
 from tacit.plan.recorder import layers_of
 from tacit.plan.values import TouchedTable
 
 
 def touched_tables(model: nn.Module, group: dist.ProcessGroup | None = None) -> tuple[TouchedTable, ...]:
-    """The tables whose gradients are there and sparse, with the rows that one rank and all of `group` touch."""
+    """The tables that make sparse gradients, with the rows that one rank and all of `group` touch; no gradient is one of no rows."""
     found = []
-    for name, (_, own) in layers_of(model).items():
-        for table in own:
-            if table.grad is not None and table.grad.is_sparse:
-                unique, union = _touched(table.grad.coalesce().indices()[0].cpu(), group)
-                found.append(TouchedTable(name, table.shape[0], table.shape[1], unique, union))
+    for name, (module, own) in layers_of(model).items():
+        for table in own if makes_sparse(module) else ():  # alike on all ranks, whatever gradients each has
+            unique, union = _touched(_rows_of(table.grad), group)
+            found.append(TouchedTable(name, table.shape[0], table.shape[1], unique, union))
     return tuple(found)
+
+
+def _rows_of(gradient: Tensor | None) -> Tensor:
+    """The rows of a sparse gradient, each once."""
+    if gradient is None or not gradient.is_sparse:
+        return torch.empty(0, dtype=torch.int64)
+    return gradient.coalesce().indices()[0].cpu()
 
 
 def _touched(rows: Tensor, group: dist.ProcessGroup | None) -> tuple[float, int]:
