@@ -7,11 +7,14 @@ import torch
 from plan_probes import PLAIN, probe
 from torch import nn
 
+from tacit.errors import ConfigError
 from tacit.plan import advise, predict, record_workload
+from tacit.plan.files import load, save
 from tacit.plan.recorder import gradients_of
 from tacit.plan.tables import touched_tables
 from tacit.plan.values import RecordedStep, TouchedTable
 from tacit.sim.rows import RowsJob, rows_cost, times_of_touched
+from tacit.sim.workloads import Layer, Workload
 
 ROWS, WIDTH = 1000, 4
 
@@ -47,6 +50,16 @@ def test_a_sparse_table_is_no_part_of_the_dense_exchange():
     assert {layer.name: layer.parameters for layer in work.layers} == {"0": 0, "1": 2 * WIDTH + 2}
     made(torch.tensor([[0, 1]])).sum().backward()
     assert set(gradients_of(made)) == {"1"}
+
+
+def test_a_model_of_sparse_tables_alone_is_refused_in_one_sentence(tmp_path):
+    table = nn.EmbeddingBag(ROWS, WIDTH, sparse=True)
+    with pytest.raises(ConfigError, match="EmbeddingBag has sparse tables alone"):
+        record_workload(table, [torch.tensor([[0, 1]])], repeats=1)
+    step = RecordedStep(Workload("wide", (Layer("0", 0, 0.1, 0.1),), "recorded"))
+    save(tmp_path / "step.jsonl", step)
+    with pytest.raises(ConfigError, match="step.jsonl: wide has sparse tables alone"):
+        load(tmp_path / "step.jsonl")
 
 
 def test_the_advice_has_what_a_table_costs_in_shards():

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tacit.errors import ConfigError
-from tacit.plan.values import Advice, Probe, ProbedMachine, RecordedStep
+from tacit.plan.values import SPARSE_ALONE, Advice, Probe, ProbedMachine, RecordedStep
 from tacit.record_types import AdviceRecord, PlanStepRecord, ProbeRecord, fit
 from tacit.records import Recorder, read
 from tacit.sim.workloads import Layer, Workload
@@ -139,4 +139,6 @@ def _step(record: PlanStepRecord, path: str | Path) -> RecordedStep:
         workload = Workload(work.name, layers, work.source)
     except ConfigError as cause:
         raise ConfigError(f"{path}: {cause}") from cause
+    if not workload.parameters:
+        raise ConfigError(f"{path}: {work.name or 'its model'} {SPARSE_ALONE}")
     return RecordedStep(workload, record.other_s, record.low, record.high, record.cpu)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit.buckets import makes_sparse
 from tacit.errors import ConfigError
+from tacit.plan.values import SPARSE_ALONE
 from tacit.sim.workloads import Layer, Workload
 
 _Passes = tuple[dict[str, float], dict[str, float]]  # seconds of every layer, forward and backward
@@ -52,6 +53,8 @@ def timed_layers(
         raise ConfigError(
             f"{name or type(model).__name__} has no trainable parameter; there is nothing to exchange"
         )
+    if not any(exchanged(*each) for each in layers.values()):
+        raise ConfigError(f"{name or type(model).__name__} {SPARSE_ALONE}")
     kept = [(p, p.grad) for p in model.parameters()]
     try:
         steps, totals = list[_Passes](), list[float]()

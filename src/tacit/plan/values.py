@@ -15,6 +15,8 @@ from tacit.sim.workloads import Workload
 BASELINES = ("DDP", "DDP fp16", "DDP bf16")
 """Choices that are not strategies: DistributedDataParallel as it is, and with torch's own hooks."""
 
+SPARSE_ALONE = "has sparse tables alone, and steps are predicted from dense gradients; `tacit sim rows` has the times of tables"
+
 Limit = Literal["compute", "wire", "codec"]
 
 
