@@ -132,12 +132,14 @@ def alone(bench: Bench, nbytes: int) -> float:
 
 
 def pair_rates(bench: Bench, nbytes: int) -> PairRates:
-    """Every rank sends to the next but k at the same time, for each k: all pairs, or `_MOST_SHIFTS` for each rank where there are more."""
+    """Every rank sends to the next but k at the same time, for each k: all pairs, or `_MOST_SHIFTS` for each rank where there are more;
+    after the budget no other k."""
     rank, world = bench.wire.rank, bench.wire.world
     data = torch.zeros(nbytes, dtype=torch.uint8, device=bench.device)
-    came, rounds = torch.empty_like(data), list[list[float]]()
-    shifts = range(1, world, -(-(world - 1) // _MOST_SHIFTS))
-    for shift in shifts:
+    came, rounds = torch.empty_like(data), dict[int, list[float]]()
+    for shift in range(1, world, -(-(world - 1) // _MOST_SHIFTS)):
+        if rounds and bench.late():
+            break
         took_s = []
         for _ in range(_ROUNDS):
             bench.together()
@@ -145,8 +147,8 @@ def pair_rates(bench: Bench, nbytes: int) -> PairRates:
             bench.wire.exchange([((rank + shift) % world, data)], [((rank - shift) % world, came)])
             bench.wait()
             took_s.append(time.perf_counter() - start_s)
-        rounds.append(bench.worst([min(took_s) if each == rank else 0.0 for each in range(world)]))
-    return rates_of(dict(zip(shifts, rounds, strict=True)), nbytes)
+        rounds[shift] = bench.worst([min(took_s) if each == rank else 0.0 for each in range(world)])
+    return rates_of(rounds, nbytes)
 
 
 def rates_of(seconds: Mapping[int, Sequence[float]], nbytes: int) -> PairRates:
