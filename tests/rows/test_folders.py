@@ -56,6 +56,21 @@ def test_a_part_is_on_the_disk_before_it_takes_the_place_of_an_older_one(
     assert done == ["rows-0-of-1.new", "replace", tmp_path.name]
 
 
+def test_a_part_that_cannot_be_written_leaves_the_older_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1, rows=4)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    state = {"rank": 0, "world": 1, "checkpoint": "another", "weights": torch.zeros(4, 16)}
+    assert "cannot be written ([Errno 28] No space left on device)" in folders.write(tmp_path, state)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows-0-of-1.pt"]
+    assert folders.read(tmp_path, 0, 1)[0]["checkpoint"] == "c0ffee"
+
+
 def test_a_part_that_ends_early_is_refused_in_one_sentence(tmp_path: Path) -> None:
     write(tmp_path, 2, rows=4)
     path = tmp_path / "rows-1-of-2.pt"

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def write(folder: Path, state: dict[str, Any]) -> str:
         beside.replace(path)
         _sync(folder)
     except (OSError, RuntimeError) as cause:  # torch has its own for a full disk
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         return f"{path} cannot be written ({' '.join(str(cause).split())[:200]}); save into another folder"
     return ""
 
