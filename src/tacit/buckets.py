@@ -155,9 +155,7 @@ def plan(
     return buckets
 
 
-def _of_at_most(
-    nbytes: int, parameters: Mapping[str, nn.Parameter], kinds: Mapping[str, Kind]
-) -> list[list[str]]:
+def _of_at_most(nbytes: int, parameters: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> list[list[str]]:
     open_runs: dict[Kind, list[str]] = {}
     closed: list[list[str]] = []
     for name, kind in kinds.items():
@@ -169,9 +167,7 @@ def _of_at_most(
     return [*closed, *open_runs.values()]
 
 
-def _as_ddp(
-    parameters: Mapping[str, nn.Parameter], kinds: Mapping[str, Kind], sizes: DdpSizes
-) -> list[list[str]]:
+def _as_ddp(parameters: Mapping[str, Tensor], kinds: Mapping[str, Kind], sizes: DdpSizes) -> list[list[str]]:
     """DDP knows dtypes and devices, not groups: where its bucket closes, those of all groups in it do."""
     open_runs: dict[Kind, list[str]] = {}
     closed: list[list[str]] = []
