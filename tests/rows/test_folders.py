@@ -1,5 +1,6 @@
 """A checkpoint of sharded tables as files: on the disk before it counts, and read without the memory of all parts."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,27 @@ def test_a_part_that_cannot_be_written_leaves_the_older_one_and_nothing_else(
     write(tmp_path, 1, rows=4)
 
     def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     state = {"rank": 0, "world": 1, "checkpoint": "another", "weights": torch.zeros(4, 16)}
     assert "cannot be written ([Errno 28] No space left on device)" in folders.write(tmp_path, state)
     assert [path.name for path in tmp_path.iterdir()] == ["rows-0-of-1.pt"]
+    assert folders.read(tmp_path, 0, 1)[0]["checkpoint"] == "c0ffee"
+
+
+def test_a_file_system_that_syncs_no_folder_has_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def files_alone(file: int) -> None:
+        if Path(f"/proc/self/fd/{file}").resolve().is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", files_alone)
+    write(tmp_path, 1, rows=4)
     assert folders.read(tmp_path, 0, 1)[0]["checkpoint"] == "c0ffee"
 
 
