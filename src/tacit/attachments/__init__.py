@@ -25,6 +25,7 @@ from tacit.attachments.kinds import (
     warn_of_early_steps,
     warn_of_lone_group,
 )
+from tacit.attachments.momenta import check_momenta, offer_of
 from tacit.attachments.sizing import DEFAULT_NBYTES
 from tacit.attachments.target import Target
 from tacit.buckets import group_names, parameter_names, sparse_names
@@ -124,9 +125,11 @@ def attach(
             _check_plan_file(file)
         _refuse_attached(module)
         refuse_second_momentum(parsed, optimizer)
+        check_momenta(parsed, target)
         numels = {name: parameter.numel() for name, parameter in parameters.items()}
         handle = Handle(parsed, numels, seed=seed, records=records)
         handle.asked_nbytes = target.bucket_nbytes
+        handle.offer = offer_of(handle, target)
         if _attach_by_strategy(handle, target):
             _ATTACHED[module] = ref(handle)
         try:

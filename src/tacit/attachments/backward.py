@@ -35,6 +35,7 @@ class Backward:
 
     def _reset(self) -> None:
         self.arrived: dict[str, Tensor] = {}
+        self.offered: set[str] = set()  # those whose gradients became momenta
         self._missing = [len(bucket.names) for bucket in self.buckets]
         self._jobs: list[Reduction] = []
         self._delivered: Callable[[str], None] = _nobody
@@ -58,6 +59,8 @@ class Backward:
             )
         if gradient.is_sparse != (name in self.sparse):
             raise _wrong_kind(name, gradient)
+        if self.handle.offer is not None and self.handle.offer(name, gradient):
+            self.offered.add(name)
         self.arrived[name] = gradient
         bucket = self._bucket_of[name]
         self._missing[bucket.index] -= 1

@@ -137,6 +137,8 @@ class Handle:
         self.loss: float | None = None  # as last reported
         self.on_record: Callable[..., None] | None = None  # called with every record, with or without a file
         self.planner: Planner | None = None  # where the strategy is `auto`
+        # makes a gradient what is exchanged instead of it, see momenta.py
+        self.offer: Callable[[str, torch.Tensor], bool] | None = None
         self._attachment: Attachment | None = None
         self._group_lane: int | None = None
         self._parts = False

@@ -149,7 +149,7 @@ class PlainAttachment:
                 unused = no_rows if name in self._backward.sparse else torch.zeros_like
                 kept = parameter.grad if parameter.grad is not None else unused(parameter.detach())
                 self._backward.arrive(name, _flat(kept))
-        means = dict(arrived)
+        means, offered = dict(arrived), self._backward.offered
         self._backward.finish()
         if self._overlap is not None and self._note is not None:
             self._note.end()
@@ -161,7 +161,7 @@ class PlainAttachment:
         self._guard.judge(note, answer[len(used) :], self.exchange.ask)
         anywhere = answer[: len(used)].tolist()
         for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
-            if somewhere:
+            if somewhere or name in offered:  # a momentum goes on where no rank has a gradient
                 _write(parameter, means[name])
             elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])

@@ -5,7 +5,8 @@
     exact(inner, doubling=16)    exact steps are 16 in a row, then 16 that are 2 apart, 16 that are 4 apart, ...: the updates of the variance in
                                  0/1 Adam (Lu et al., ICLR 2023, arXiv 2202.06009), k_{j+1} = k_j + 2^floor(j / 16)
 
-With both, the second begins where the first ends. What `inner` remembers waits meanwhile.
+With both, the second begins where the first ends. What `inner` remembers waits meanwhile. An optimizer that exchanges its momentum
+(tacit.optim.OneBitAdam) exchanges gradients in the exact steps, and updates its variance in them.
 """
 
 from dataclasses import dataclass
