@@ -54,7 +54,7 @@ def _shaped(gradient: Tensor, parameter: Tensor, in_memory_order: bool) -> Tenso
 
 
 def _exact_steps(strategy: Strategy, target: Target) -> Exact:
-    """The part of a strategy that says when gradients travel as they are."""
+    """The part of a strategy that decides when gradients travel as they are."""
     name = type(target.optimizer).__name__
     if target.asked:
         raise PairingError(
