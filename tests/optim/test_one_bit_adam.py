@@ -134,6 +134,25 @@ def test_a_saved_optimizer_goes_on_to_the_same_bits():
     assert torch.equal(w, other)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_training_with_torch_s_goes_on_with_its_state(kind):
+    w = nn.Parameter(torch.zeros(NUMEL))
+    adam = kind([w], lr=0.01, weight_decay=0.0)
+    for own in _gradients(3):
+        w.grad = own[0]
+        adam.step()
+    other = nn.Parameter(w.detach().clone())
+    loaded = OneBitAdam([other], lr=0.5, scaled=False)
+    loaded.load_state_dict(copy.deepcopy(adam.state_dict()))
+    assert not loaded.param_groups[0]["scaled"]
+    for own in _gradients(5)[3:]:
+        w.grad, other.grad = own[0].clone(), own[0].clone()
+        adam.step()
+        loaded.step()
+    torch.testing.assert_close(other, w, rtol=1e-5, atol=1e-7)
+    loaded.offer(other, own[1])
+
+
 def test_a_bad_option_is_one_sentence():
     with pytest.raises(ConfigError, match="eps=-1: 0 or more"):
         OneBitAdam([nn.Parameter(torch.ones(1))], eps=-1)

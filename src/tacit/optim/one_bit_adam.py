@@ -81,6 +81,15 @@ class OneBitAdam(MomentumOptimizer):
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.addcdiv_(m, divisor, value=-group["lr"] / (1 - b1 ** kept["step"]))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes the state of torch's Adam and AdamW too, all of whose steps were exact."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("scaled", self.defaults.get("scaled", True))
+        for kept in self.state.values():
+            kept["step"] = int(kept["step"])
+            kept.setdefault("exact_steps", kept["step"])
+
     def _divisor(self, kept: dict[str, Any], group: dict[str, Any]) -> Tensor:
         variance: Tensor = kept["exp_avg_sq"] / (1 - group["betas"][1] ** max(1, kept["exact_steps"]))
         return variance.sqrt_().add_(group["eps"])
