@@ -357,6 +357,11 @@ def test_fsdp_with_tensor_parallelism_has_the_gradients_of_torch(ranks):
         assert all(torch.equal(a, b) for a, b in zip(got[rank], got[rank + 2], strict=True))
 
 
+def _one_replica():
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return fully_shard(deep(), mesh=mesh)
+
+
 def _two_strategies(rank, world):
     mesh = _mesh("replicate", "int8")
     said = []
@@ -366,6 +371,7 @@ def _two_strategies(rank, world):
         lambda: tacit.mesh_handle(_mesh("replicate")),
         lambda: tacit.mesh_handle(mesh).no_sync().__enter__(),
         lambda: init_device_mesh("cpu", (2,), backend_override={0: "tacit"}),
+        lambda: tacit.attach(_one_replica(), None, "int8"),
     ):
         try:
             act()
@@ -375,12 +381,13 @@ def _two_strategies(rank, world):
 
 
 def test_what_cannot_work_says_what_to_do(ranks):
-    for one, two, three, four, five in ranks.run(2, _two_strategies):
+    for one, two, three, four, five, six in ranks.run(2, _two_strategies):
         assert "leave tacit.attach() out: tacit.mesh_handle" in one
         assert "leave group= out" in two
         assert "backend_override={its name: tacit.mesh_backend(...)}" in three
         assert "model.set_requires_gradient_sync(False)" in four
         assert "needs a strategy" in five
+        assert "build FSDP2 on the dimension that shards alone" in six
 
 
 @pytest.mark.parametrize(
@@ -388,6 +395,7 @@ def test_what_cannot_work_says_what_to_do(ranks):
     [
         ("diloco(8) / int8", "write 'every / int8"),
         ("lowrank(4)", "tacit.attach(model), which knows the parameters"),
+        ("dct > bf16", "tacit.attach(model), which knows the parameters"),
         ("gossip", "unknown"),
     ],
 )

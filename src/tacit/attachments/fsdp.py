@@ -69,6 +69,11 @@ def attach_fsdp(handle: Handle, target: Target) -> None:
             f"FSDP2 scatters its sums over the ranks; {handle.strategy.scheme} has no part in that: write sharded"
         )
     if dist.get_world_size(group) == 1:
+        if units[0].inside[1] > 1 and (replicas is None or target.weights is not None):
+            raise ConfigError(
+                "the replicas that were to take the strategy are one rank, so nothing would be sent in another way; build FSDP2 on the dimension "
+                "that shards alone, and leave group= out"
+            )
         return
     for unit in units:
         if any(unit.dims) and handle.strategy.what.traits.remembers:
