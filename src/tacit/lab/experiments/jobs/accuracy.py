@@ -148,7 +148,7 @@ def train(
 
 
 def run(spec: Accuracy, rank: int, world: int) -> None:
-    """This process's part of the trainings: every so manieth, the first seed of all strategies first."""
+    """This process's part of the trainings: each `world`-th from `rank` on, the first seed of all strategies first."""
     task = BUILDERS[spec.task]()
     own = [(seed, text) for seed in spec.seeds for text in spec.strategies][rank::world]
     steps, done, shown_s = len(own) * spec.train_steps, 0, 0.0
