@@ -104,6 +104,7 @@ METHODS = (
     Method(
         "top-k", "ef(topk(0.01, chunk=bucket) > none)", "Aji 2017", f"{_ARXIV}1704.05021",
         "x_j on the k largest |x_j|", "contracts to 1 - k/d of the energy or less", passes=(4, 7),
+        why="picking takes 6 copies in one pass: comparisons and places, not memory",
     ),
     Method(
         "chunked top-k in 2 bits", "ef(topk, decay=0.95)", "Sarfi 2025", f"{_ARXIV}2508.15706",
@@ -112,11 +113,16 @@ METHODS = (
     ),
     Method(
         "random-k, shared seed", "ef(randomk(0.01))", "Stich 2018", f"{_ARXIV}1809.07599",
-        "x_j on k places that all ranks draw", "contracts to 1 - k/d of the energy on average", passes=(3, 6),
+        "x_j on k places that all ranks draw", "contracts to 1 - k/d of the energy on average", passes=(4, 6),
     ),
     Method(
         "DGC", "dgc", "Lin 2018", f"{_ARXIV}1712.01887",
         "u = m u + g,  v = v + u,  top-k of v;  u = v = 0 there", "momentum waits where the gradient does", passes=(4, 1),
+    ),
+    Method(
+        "DeMo", "ef(dct, decay=0.999)", "Peng 2024", f"{_ARXIV}2411.19870",
+        "D' top-k(D t D') D of tiles t, 64 x 64", "contracts, as top-k of the tile does", passes=(4, 7),
+        why="four products with 64 x 64 cosines, and top-k's places and levels in each tile: arithmetic, not memory",
     ),
     Method(
         "gTop-k", "ef(gtopk(0.001))", "Shi 2019", f"{_ARXIV}1901.04359",
