@@ -1,6 +1,6 @@
 """One figure of each paper, as far as our two models can show it: does what the paper promises hold here?
 
-    python benchmarks/paper_figures.py                              # all, about 50 minutes on 2 cores
+    python benchmarks/paper_figures.py                              # all, three quarters of an hour on a free core, estimated
     python benchmarks/paper_figures.py --figures dgc qsgd --json    # some, as JSON: a record a training, then one a figure
     python benchmarks/paper_figures.py --quick                      # all on an MLP and digits
 
@@ -10,6 +10,7 @@ rank hands over in the whole training, warm-up included, against float32 gradien
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -55,12 +56,11 @@ def unit_steps(lr: float, task: Task, model: nn.Module) -> torch.optim.Optimizer
     return SignSgd(model.parameters(), lr=lr)
 
 
-def one_bit_adam(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+def one_bit_adam(task: Task, model: nn.Module, scaled: bool = True) -> torch.optim.Optimizer:
     """With the options of the task's AdamW."""
     options = task.optimizer(model).defaults
-    return OneBitAdam(
-        model.parameters(), **{name: options[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    )
+    kept = {name: options[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    return OneBitAdam(model.parameters(), **kept, scaled=scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,15 @@ class Training:
     world: int = 4
     inverted: int = 0  # ranks that send the opposite of their gradient
     name: str = ""
+    rate: float | None = None  # instead of the optimizer's own
 
     @property
     def label(self) -> str:
-        return self.name or self.codec
+        return (self.name or self.codec) + (f", lr {self.rate:g}" if self.rate is not None else "")
+
+    def at(self, *rates: float) -> "tuple[Training, ...]":
+        """The same at each of these learning rates."""
+        return tuple(replace(self, rate=rate) for rate in rates)
 
     def text(self, steps: int) -> str:
         return self.codec.format(quarter=steps // 4, sixth=max(1, steps // 6))
@@ -119,12 +124,37 @@ def _gaps(unit: str, *names: str) -> Callable[[Results], str]:
 
 _DGC, _DGC_NAME = "dgc(0.001, warmup={quarter})", "dgc 99.9 %"
 _VOTE = partial(Training, "signsgd(scale=unit)", optimizer=partial(unit_steps, 1e-3), world=7)
+# as many rates for each method; a step of one length for every element wants a lower one
+_ADAM_RATES, _SIGN_RATES = (1e-3, 3e-3, 1e-2, 3e-2), (3e-4, 1e-3, 3e-3, 1e-2)
+_ADAMW = Training("none", name="AdamW")
+_ADAM = _ADAMW.at(*_ADAM_RATES)
 _ONE_BIT = Training("exact(ef(sign), until={sixth})", one_bit_adam, name="1-bit Adam")
-_ZERO_ONE = Training("exact(ef(sign), until={sixth}, doubling=16)", one_bit_adam, name="variance of 0/1 Adam")
-_NAIVE = Training("ef(sign)", name="Adam on ef(sign)")
-_DEMO = tuple(
-    Training("ef(dct, decay=0.999)", partial(unit_steps, lr), name=f"DeMo, lr {lr}") for lr in (1e-3, 3e-3)
+_PUBLISHED = replace(_ONE_BIT, optimizer=partial(one_bit_adam, scaled=False), name="1-bit Adam, not scaled")
+_ZERO_ONE = Training(
+    "exact(ef(sign), until={sixth}, doubling=16)", one_bit_adam, name="with the variance of 0/1 Adam"
 )
+_NAIVE = Training("ef(sign)", name="AdamW on ef(sign)")
+_DEMO = Training("ef(dct, decay=0.999)", partial(unit_steps, 1e-3), name="DeMo")
+
+
+def _best(results: Results, method: Training) -> str:
+    """The rate at which a method ended best, as the training's label."""
+    tried = {label: r.final for label, r in results.items() if label.startswith(f"{method.label}, lr ")}
+    found = {label: final for label, final in tried.items() if math.isfinite(final)} or tried
+    return (max if max(found.values()) > 20 else min)(found, key=lambda label: found[label])
+
+
+def _gap_of_best(results: Results, method: Training, base: Training) -> float:
+    return _gap(results, _best(results, method), _best(results, base))
+
+
+def _all_best(*methods: Training) -> Callable[[Results], str]:
+    def found(results: Results) -> str:
+        best = [_best(results, method) for method in methods]
+        return "; ".join(f"{label}: {results[label].final:.4g}" for label in best)
+
+    return found
+
 
 FIGURES = {
     "dgc": Figure(
@@ -170,25 +200,26 @@ FIGURES = {
     ),
     "one-bit-adam": Figure(
         "1-bit Adam (Tang 2021)",
-        "after a warm-up of a sixth of the training its loss is Adam's (1 %) at a fifth of the bytes; one-bit gradients under Adam are worse",
+        "after a warm-up of a sixth of the training it ends as Adam does (1 %, or a point) at a fifth of the bytes, each at its best rate of four; "
+        "one-bit gradients under Adam end worse",
         "bytes",
         300,
-        (Training("none"), _ONE_BIT, _ZERO_ONE, _NAIVE),
+        (*_ADAM, *(t for m in (_ONE_BIT, _PUBLISHED, _ZERO_ONE, _NAIVE) for t in m.at(*_ADAM_RATES))),
         lambda r: (
-            _gap(r, "1-bit Adam") >= -1
-            and r["1-bit Adam"].bytes <= 0.2
-            and _gap(r, "1-bit Adam", _NAIVE.label) > 0
+            _gap_of_best(r, _ONE_BIT, _ADAMW) >= -1
+            and r[_best(r, _ONE_BIT)].bytes <= 0.2
+            and _gap_of_best(r, _ONE_BIT, _NAIVE) > 0
         ),
-        _gaps("% of the loss", "1-bit Adam", "variance of 0/1 Adam", _NAIVE.label),
+        _all_best(_ADAMW, _ONE_BIT, _PUBLISHED, _ZERO_ONE, _NAIVE),
     ),
     "demo": Figure(
         "DeMo (Peng 2024)",
-        "its loss is AdamW's (1 %) or better at a hundredth of the bytes",
+        "it ends as AdamW does (1 %, or a point) or better at a hundredth of the bytes, each at its best rate of four",
         "bytes",
         300,
-        (Training("none"), *_DEMO),
-        lambda r: any(_gap(r, t.label) >= -1 and r[t.label].bytes <= 0.01 for t in _DEMO),
-        _gaps("% of the loss", *(t.label for t in _DEMO)),
+        (*_ADAM, *_DEMO.at(*_SIGN_RATES)),
+        lambda r: _gap_of_best(r, _DEMO, _ADAMW) >= -1 and r[_best(r, _DEMO)].bytes <= 0.01,
+        _all_best(_ADAMW, _DEMO),
     ),
 }
 
@@ -197,6 +228,9 @@ def train(task: Task, training: Training, steps: int, seed: int) -> Result:
     torch.manual_seed(seed)
     model = task.model()
     optimizer = training.optimizer(task, model)
+    if training.rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate
     schedule = learning_rates(optimizer, steps)
     codec = parse_codec(training.text(steps))
     parameters: list[Any] = list(model.parameters())
@@ -272,7 +306,7 @@ def verdict(name: str, figure: Figure, results: Results) -> dict[str, object]:
 def as_line(row: Mapping[str, object]) -> str:
     if "promise" in row:
         return f"{'holds' if row['holds'] else 'DOES NOT HOLD'}: {row['paper']}: {row['promise']}. Here: {row['found']}\n"
-    return f"{row['figure']:14} {row['training']:24} {row['metric']} {row['final']:.4g}, {row['bytes']:.2%} of the bytes, {row['seconds']} s"
+    return f"{row['figure']:14} {row['training']:40} {row['metric']} {row['final']:.4g}, {row['bytes']:.2%} of the bytes, {row['seconds']} s"
 
 
 def main() -> None:
@@ -283,7 +317,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="instead of each figure's own")
     parser.add_argument(
-        "--quick", action="store_true", help=f"an MLP on digits, {_QUICK_STEPS} steps, about two minutes"
+        "--quick", action="store_true", help=f"an MLP on digits, {_QUICK_STEPS} steps, two or three minutes"
     )
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of text")
     options = parser.parse_args()
