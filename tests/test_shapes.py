@@ -9,7 +9,7 @@ from tacit.requests import STEADY_STEP, Max, Payload, Reduced, Sum, Traits, loop
 from tacit.shapes import requests_of
 from tacit.strategy import parse_codec
 
-_WITHIN = {"ef": "(int4)", "ef21": "(sign)", "by_shape": "(topk, int8)"}
+_WITHIN = {"ef": "(int4)", "ef21": "(sign)", "by_shape": "(topk, int8)", "exact": "(int4, until=3)"}
 TEXTS = [name + _WITHIN.get(name, "") for name in CODECS] + [
     "thc(bits=2)",
     "int8(block=512)",

@@ -39,7 +39,8 @@ class Scheme(ABC):
     scatters: ClassVar[bool] = True
     """Whether FSDP2 can use it: the sum of a row reaches only its own rank."""
     lingers: ClassVar[bool] = False
-    """Whether `start` returns before a sum is here, so that others may begin meanwhile; before a maximum is here it always does."""
+    """Whether `start` returns before a sum or a maximum is here, so that others may begin meanwhile. Where sums block, an answer that
+    lingered would be handed on after the next of them only."""
 
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:
@@ -157,7 +158,7 @@ class Channel:
 
     def lingers(self, request: Request | RowRequests) -> bool:
         """Whether `start` returns before the answer is here."""
-        return isinstance(request, Max) or (self.scheme.lingers and isinstance(request, Sum))
+        return self.scheme.lingers and isinstance(request, Sum | Max)
 
     def close(self) -> None:
         """Closes the scheme's link, if it has one; safe to call twice."""
