@@ -68,7 +68,7 @@ nb::dict counts_to_python(const Counts& counts) {
 nb::dict stats_to_python(const JobStats& stats) {
     nb::list ranks;
     for (const auto& rank : stats.ranks)
-        ranks.append(nb::make_tuple(rank.packets, rank.last_ns, rank.missing));
+        ranks.append(nb::make_tuple(rank.packets, rank.last_ns, rank.missing, rank.left_out));
     nb::dict found;
     found["counts"] = counts_to_python(stats.counts);
     found["received_nbytes"] = stats.received_nbytes;
@@ -127,11 +127,12 @@ template <class SomePlane>
 void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
              std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
              std::int64_t quorum, nb::bytes table, std::int64_t below,
-             const std::optional<Upstream>& upstream, std::int64_t shards) {
+             const std::optional<Upstream>& upstream, std::int64_t shards, std::uint64_t deadline_ns) {
     Job job = make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table);
     job.terms.below = narrow<std::uint8_t>("below", below);
     job.terms.upward = upstream.has_value();
     job.shards = narrow<std::uint8_t>("shards", shards);
+    job.deadline_ns = deadline_ns;
     if (upstream) {
         job.above = from_python(*upstream);
         job.segment_above = std::get<bool>(*upstream);
@@ -142,13 +143,23 @@ void add_job(SomePlane& plane, std::int64_t id, std::uint64_t cookie, const std:
 
 // A plane and the answers to its last packet.
 struct OnePacketPlane : Plane {
-    Outbox out{1};
+    Outbox out{1, 64};
     using Plane::Plane;
 
     nb::list receive_one(nb::bytes packet, const Address& source, std::uint64_t now_ns) {
         out.clear();
         receive({static_cast<const std::uint8_t*>(packet.data()), packet.size()}, from_python(source), now_ns,
                 out);
+        return answers();
+    }
+
+    nb::list expire_now(std::uint64_t now_ns) {
+        out.clear();
+        expire(now_ns, out);
+        return answers();
+    }
+
+    nb::list answers() const {
         nb::list answers;
         for (const auto& answer : out.answers())
             answers.append(
@@ -246,12 +257,13 @@ void bind_client(nb::module_& m) {
             [](Client& self, std::int64_t id, std::uint64_t cookie, const std::vector<Address>& members,
                std::int64_t lanes, std::int64_t elements, std::int64_t first_slot, std::int64_t slots,
                std::int64_t quorum, nb::bytes table, int rank, const Address& plane, std::uint32_t chunk,
-               bool segment) {
+               bool segment, std::uint32_t window) {
                 self.start(make_job(id, cookie, members, lanes, elements, first_slot, slots, quorum, table),
-                           rank, from_python(plane), chunk, segment);
+                           rank, from_python(plane), chunk, segment, window);
             },
             "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a, "first_slot"_a, "slots"_a, "quorum"_a,
-            "table"_a, "rank"_a, "plane"_a, "chunk"_a, "segment"_a, "Is `rank` of this job from now on.")
+            "table"_a, "rank"_a, "plane"_a, "chunk"_a, "segment"_a, "window"_a = 0,
+            "Is `rank` of this job from now on.")
         .def(
             "begin",
             [](Client& self, Bytes data, WritableBytes out, std::size_t numel) {
@@ -266,6 +278,8 @@ void bind_client(nb::module_& m) {
         .def("abandon", &Client::abandon, "Gives the vector up; chunk numbers go on behind it.")
         .def("close", &Client::close, "Frees the port, for good.")
         .def_prop_ro("next_chunk", &Client::next_chunk)
+        .def("ahead", &Client::ahead,
+             "Between two vectors: chunks from the next one on that others have closed already.")
         .def_prop_ro("saturated", &Client::saturated, "Whether a lane of the last sum met its limit.")
         .def(
             "counts",
@@ -409,7 +423,7 @@ void define_common(Class& plane) {
     plane
         .def("add_job", &add_job<SomePlane>, "id"_a, "cookie"_a, "members"_a, "lanes"_a, "elements"_a,
              "first_slot"_a, "slots"_a, "quorum"_a, "table"_a, "below"_a = 0, "upstream"_a = nb::none(),
-             "shards"_a = 0,
+             "shards"_a = 0, "deadline_ns"_a = 0,
              "Packets of the job are summed from now on; ValueError if it contradicts itself or another job.")
         .def("remove_job", &SomePlane::remove_job, "id"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Forgets the job and its sums; its packets are answered with 'unknown'.")
@@ -429,7 +443,7 @@ void define_common(Class& plane) {
                 return stats_to_python(found);
             },
             "id"_a, nb::sig("def stats(self, id: int) -> dict[str, typing.Any]"),
-            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.");
+            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing, left_out) by member.");
 }
 
 }  // namespace
@@ -443,6 +457,9 @@ void tacit::bind_aggregator(nb::module_& m) {
              nb::sig("def receive(self, packet: bytes, source: tuple[str, int], now_ns: int = 0) -> "
                      "list[tuple[bytes, tuple[str, int]]]"),
              "The answers to one packet, and where they go.")
+        .def("expire", &OnePacketPlane::expire_now, "now_ns"_a,
+             nb::sig("def expire(self, now_ns: int) -> list[tuple[bytes, tuple[str, int]]]"),
+             "What goes out because deadlines of lossy jobs are over.")
         .def("receive_rows", &OnePacketPlane::receive_rows, "packets"_a.noconvert(), "sources"_a,
              nb::sig("def receive_rows(self, packets: numpy.typing.NDArray[numpy.uint8], sources: "
                      "list[tuple[str, int]]) -> tuple[int, int]"),

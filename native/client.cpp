@@ -92,7 +92,8 @@ Client::Client(tacit_address bind, int buffer_nbytes)
 
 Client::~Client() = default;
 
-void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment) {
+void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment,
+                   std::uint32_t window) {
     const tacit_job& terms = job.terms;
     const size_t world = job.members.size();
     if (rank < 0 || size_t(rank) >= world)
@@ -114,7 +115,11 @@ void Client::start(const Job& job, int rank, tacit_address plane, std::uint32_t 
     terms_.data_nbytes = std::uint16_t(size_t(terms.elements) * tacit_bits_up(terms.lanes) / 8);
     terms_.result_nbytes = std::uint16_t(down_nbytes);
     next_ = chunk;
-    slots_.assign(terms.slots, Slot{});
+    lossy_ = window > 0;
+    places_ = lossy_ ? terms.slots / 2u : terms.slots;
+    window_ = lossy_ ? std::min(window, places_) : terms.slots;
+    newest_result_ = chunk - 1;
+    slots_.assign(places_, Slot{});
     segment_ = segment;
     moving_ = starting_ = RoundTrips();
     drain_ns_ = 0;
@@ -139,14 +144,13 @@ void Client::begin(std::span<const uint8_t> data, std::span<uint8_t> out, size_t
     tail_.assign(terms_.data_nbytes, 0);
     if (const size_t rest = up - (up ? (chunks_ - 1) * terms_.data_nbytes : 0); rest)
         std::memcpy(tail_.data(), data.data() + data.size() - rest, rest);
-    slots_.assign(terms_.slots, Slot{});
+    slots_.assign(places_, Slot{});
     flights_.clear();
     to_send_.clear();
-    for (uint64_t i = 0; i < std::min<uint64_t>(chunks_, terms_.slots); ++i) {
-        const size_t slot = (first_ + i) & (terms_.slots - 1u);
-        slots_[slot].index = i;
-        queue(slot);
-    }
+    said_all_ = false;
+    oldest_ = 0;
+    begun_ = std::min<uint64_t>(chunks_, window_);
+    for (uint64_t i = 0; i < begun_; ++i) queue_next(i);
     began_ns_ = UdpPlane::now_ns();
     epoch_ns_ = heard_ns_ = progress_ns_ = fired_ns_ = settled_ns_ = 0;
     backoff_ = 0;
@@ -158,6 +162,13 @@ void Client::begin(std::span<const uint8_t> data, std::span<uint8_t> out, size_t
 void Client::attend() {
     attended_ns_ = UdpPlane::now_ns();
     unknown_ = behind_ = false;
+}
+
+std::uint32_t Client::ahead() {
+    if (!active_)
+        for (int messages; (messages = buffers_->receive(socket_)) > 0;)
+            receive_all(size_t(messages), UdpPlane::now_ns());
+    return tacit_after(newest_result_ + 1, next_) ? newest_result_ + 1 - next_ : 0;
 }
 
 void Client::close() {
@@ -239,7 +250,9 @@ void Client::take(std::span<const uint8_t> packet, uint64_t now) {
         return;
     }
     heard_ns_ = now;
-    const Slot& slot = slots_[header.chunk & (terms_.slots - 1u)];
+    if (header.kind == TACIT_KIND_RESULT && tacit_after(header.chunk, newest_result_))
+        newest_result_ = header.chunk;
+    const Slot& slot = slots_[header.chunk & (places_ - 1)];
     const bool awaited = slot.waiting && std::uint32_t(first_ + slot.index) == header.chunk;
     if (header.kind == TACIT_KIND_ECHO)
         ++stats_.echoes;
@@ -257,7 +270,7 @@ void Client::take_result(const tacit_header& header, std::span<const uint8_t> la
         ++stats_.foreign;
         return;
     }
-    const size_t at = header.chunk & (terms_.slots - 1u);
+    const size_t at = header.chunk & (places_ - 1);
     Slot& slot = slots_[at];
     const size_t start = slot.index * terms_.result_nbytes;
     std::memcpy(out_.data() + start, lanes.data(), std::min(lanes.size(), out_.size() - start));
@@ -272,11 +285,18 @@ void Client::take_result(const tacit_header& header, std::span<const uint8_t> la
         newest_ = std::max(newest_, slot.order);
         worst_ns_ = std::max(worst_ns_, now - std::max(slot.sent_ns, epoch_ns_));
     }
-    slot.again = false;
-    if (slot.index + terms_.slots < chunks_) {
-        slot.index += terms_.slots;
-        queue(at);
-    }
+    slot.again = slot.asked = false;
+    if (lossy_)
+        go_on();
+    else if (slot.index + terms_.slots < chunks_)
+        queue_next(slot.index + terms_.slots);
+}
+
+// The next chunks of a lossy job, in order. A result counts one rank at least.
+void Client::go_on() {
+    while (oldest_ < begun_ && counts_[oldest_]) ++oldest_;
+    for (; begun_ < chunks_ && begun_ - finished_ < window_ && begun_ - oldest_ < places_; ++begun_)
+        queue_next(begun_);
 }
 
 // From the new results of a batch: one sample, its slowest.
@@ -310,10 +330,16 @@ void Client::queue(size_t slot) {
     to_send_.push_back(slot);
 }
 
+void Client::queue_next(uint64_t index) {
+    const size_t slot = (first_ + index) & (places_ - 1);
+    slots_[slot].index = index;
+    queue(slot);
+}
+
 // Chunks that results of later ones have overtaken. Ranks differ in what they lose, and so in what they send
 // first: an eighth of the window is no sign of loss.
 void Client::repair() {
-    const uint64_t allowed = std::max<uint64_t>(reordered, terms_.slots / 8);
+    const uint64_t allowed = std::max<uint64_t>(reordered, window_ / 8);
     while (front() && flights_.front().order + allowed < newest_) {
         slots_[flights_.front().slot].again = true;
         queue(flights_.front().slot);
@@ -324,7 +350,7 @@ void Client::repair() {
 // How long to wait before a chunk is sent again; never less than the window takes to drain.
 uint64_t Client::timeout_ns() const {
     if (!progress_ns_ || !moving_.samples()) return starting_.timeout_ns();  // short vectors never move
-    const uint64_t outstanding = std::min<uint64_t>(chunks_ - finished_, terms_.slots);
+    const uint64_t outstanding = std::min<uint64_t>(chunks_ - finished_, window_);
     return std::max(moving_.timeout_ns(), 2 * outstanding * drain_ns_);
 }
 
@@ -345,7 +371,7 @@ uint64_t Client::due_ns() const {
 void Client::fire(uint64_t now) {
     const bool still = !moved_;
     const bool again = now - fired_ns_ < 8 * timeout_ns();  // we have just been here
-    budget_ = still || !again ? least_budget : std::min<size_t>(2 * budget_, terms_.slots);
+    budget_ = still || !again ? least_budget : std::min<size_t>(2 * budget_, window_);
     if (still) {
         ++stats_.probes;
         send_header(TACIT_KIND_PROBE, std::uint32_t(stats_.probes));
@@ -421,6 +447,7 @@ void Client::send_header(tacit_kind kind, std::uint32_t chunk) {
 
 // What is sent again goes packet by packet: a run may be what the path would not have.
 void Client::send_all() {
+    if (lossy_) send_asks();
     const auto copies = std::stable_partition(to_send_.begin(), to_send_.end(),
                                               [&](size_t slot) { return !slots_[slot].again; });
     const size_t nbytes = sizeof(tacit_header) + terms_.data_nbytes;
@@ -428,6 +455,28 @@ void Client::send_all() {
     send_data({to_send_.begin(), copies}, most);
     send_data({copies, to_send_.end()}, 1);
     to_send_.clear();
+    if (!lossy_ || said_all_ || begun_ < chunks_) return;
+    said_all_ = true;  // twice: if both are lost, the deadline says it
+    for (int i = 0; i < 2; ++i) send_header(TACIT_KIND_SETTLE, std::uint32_t(first_ + chunks_ - 1));
+}
+
+// In place of data that are sent for the second time.
+void Client::send_asks() {
+    const auto asks = std::stable_partition(to_send_.begin(), to_send_.end(), [&](size_t at) {
+        return !slots_[at].again || slots_[at].asked;
+    });
+    const uint64_t now = UdpPlane::now_ns();
+    std::for_each(asks, to_send_.end(), [&](size_t at) {
+        Slot& slot = slots_[at];
+        send_header(TACIT_KIND_SETTLE, std::uint32_t(first_ + slot.index));
+        ++stats_.settles;
+        slot.asked = true;
+        slot.queued = false;
+        slot.sent_ns = now;
+        slot.order = ++order_;
+        flights_.push_back({at, order_, now});
+    });
+    to_send_.erase(asks, to_send_.end());
 }
 
 // In messages of up to `most` packets.
@@ -454,7 +503,7 @@ void Client::send_data(std::span<const size_t> slots, size_t most) {
             ++messages;
         }
         slot.waiting = true;
-        slot.queued = false;
+        slot.queued = slot.asked = false;
         slot.sent_ns = now;
         slot.order = ++order_;
         flights_.push_back({slots[i], order_, now});

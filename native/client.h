@@ -10,6 +10,10 @@
 //     cost.
 // So a rank that is seconds late costs its peers some packets, and a gap that its lateness hid is found when
 // the results behind it come.
+//
+// In a lossy job (lossy.h) what a rank has sent need not arrive. The window is `window` chunks without a
+// result, in order, so that one that is repaired holds up no later one; a chunk without a result is asked for
+// with a settle, and sent again only if that does not help; after the last chunk, a settle says so.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +61,8 @@ struct ClientStats {
     std::uint64_t sent = 0;                                         // packets with data, copies too
     std::uint64_t repaired = 0;  // of them, sent again because later chunks had results
     std::uint64_t timeouts = 0;  // of them, because nothing came
-    std::uint64_t settles = 0, probes = 0, echoes = 0;
+    std::uint64_t settles = 0;   // in a lossy job, of the repaired and the timeouts too
+    std::uint64_t probes = 0, echoes = 0;
     std::uint64_t received = 0;  // packets of this job
     std::uint64_t late = 0;      // of them, results that were here already
     std::uint64_t foreign = 0;   // packets that are not of this job
@@ -77,7 +82,9 @@ class Client {
     // From now on `rank` of this job; the next vector's first chunk is `chunk`, the same on all ranks.
     // `segment`: the plane takes runs of packets that the kernel is to cut (UDP_SEGMENT). A kernel plane does
     // not: where a virtual link leads to it nobody has cut them yet, and it drops them.
-    void start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment);
+    // `window`: the job is lossy, and so many chunks may be without a result; 0: it is not.
+    void start(const Job& job, int rank, tacit_address plane, std::uint32_t chunk, bool segment,
+               std::uint32_t window = 0);
 
     // A vector to be summed: packed as the job's lanes say; both spans must live until done or abandon().
     void begin(std::span<const std::uint8_t> data, std::span<std::uint8_t> out, std::size_t numel);
@@ -91,6 +98,8 @@ class Client {
     void close();
 
     std::uint32_t next_chunk() const { return next_; }
+    // Between two vectors: chunks from the next one on whose results have come already, without this rank.
+    std::uint32_t ahead();
     std::span<const std::uint8_t> counts() const { return counts_; }  // ranks in each chunk's sum
     bool saturated() const { return saturated_; }
 
@@ -103,6 +112,7 @@ class Client {
     struct Slot {
         std::uint64_t index = 0, order = 0, sent_ns = 0;
         bool waiting = false, queued = false, again = false;
+        bool asked = false;  // since its data were sent
     };
     struct Flight {  // one transmission; void once its slot has another order or its result
         std::size_t slot;
@@ -116,6 +126,8 @@ class Client {
 
     bool front();  // drops void flights; whether one is left
     void queue(std::size_t slot);
+    void queue_next(std::uint64_t index);
+    void go_on();
     void repair();
     void fire(std::uint64_t now);
     std::uint64_t pause_ns() const;
@@ -127,6 +139,7 @@ class Client {
 
     void send_all();
     void send_data(std::span<const std::size_t> slots, std::size_t most);
+    void send_asks();
     void send_header(tacit_kind kind, std::uint32_t chunk);
     tacit_header header(tacit_kind kind, std::uint32_t chunk) const;
     std::span<const std::uint8_t> payload(std::uint64_t index) const;
@@ -142,6 +155,9 @@ class Client {
     std::uint8_t id_ = 0, rank_ = 0;
     tacit_job terms_{};
     std::uint32_t next_ = 0;
+    bool lossy_ = false;
+    std::uint32_t window_ = 0, places_ = 0;  // chunks without a result; from the first of them to the last
+    std::uint32_t newest_result_ = 0;        // of any chunk of the job
 
     // The vector on its way.
     bool active_ = false;
@@ -150,6 +166,8 @@ class Client {
     std::vector<std::uint8_t> tail_;  // the last chunk's data, filled up with zeros
     std::uint32_t first_ = 0;
     std::uint64_t chunks_ = 0, finished_ = 0;
+    std::uint64_t begun_ = 0, oldest_ = 0;  // of a lossy job: chunks sent; the first without a result
+    bool said_all_ = false;                 // that its last chunk is sent
     std::vector<std::uint8_t> counts_;
     bool saturated_ = false, unknown_ = false, behind_ = false;
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "blocks.h"
+#include "lossy.h"
 #include "plane_kernels.h"
 #include "refuse.h"
 #include "rotated_kernels.h"
@@ -51,11 +52,17 @@ struct Cell {
     mutable std::atomic_flag busy;  // also guards the lanes
 };
 
+struct LossyJob : Lossy {
+    using Lossy::Lossy;
+    std::atomic_flag busy;  // taken before that of a cell
+};
+
 // Held for as long as a packet's lanes take: a tenth of a microsecond. Threads meet here only where packets
 // of one chunk come in through different sockets.
 class Lock {
   public:
-    explicit Lock(const Cell& cell) : busy_(cell.busy) {
+    explicit Lock(const Cell& cell) : Lock(cell.busy) {}
+    explicit Lock(std::atomic_flag& busy) : busy_(busy) {
         for (int tries = 0; busy_.test_and_set(std::memory_order_acquire); ++tries)
             if (tries > 100) std::this_thread::yield();  // its holder may wait for our core
     }
@@ -70,13 +77,14 @@ class Lock {
 
 // ---- outbox
 
-Outbox::Outbox(size_t packets) : bytes_(packets * most_packet + line) {
+Outbox::Outbox(size_t packets, size_t spare) : bytes_((packets + spare) * most_packet + line), spare_(spare) {
     answers_.reserve(packets * TACIT_MOST_RANKS);
     clear();
 }
 
 void Outbox::clear() {
     answers_.clear();
+    spare_used_ = 0;
     used_ = round_up(reinterpret_cast<std::uintptr_t>(bytes_.data())) -
             reinterpret_cast<std::uintptr_t>(bytes_.data());
 }
@@ -90,12 +98,14 @@ std::span<const uint8_t> Outbox::packet(const tacit_header& header, std::span<co
     return {at, nbytes};
 }
 
+bool Outbox::take_spare() { return spare_used_ < spare_ && ++spare_used_; }
+
 // ---- jobs
 
 struct Plane::Active {
     struct Member {
         tacit_address address;
-        std::atomic<uint64_t> packets = 0, last_ns = 0;
+        std::atomic<uint64_t> packets = 0, last_ns = 0, left_out = 0;
     };
 
     uint8_t id;
@@ -104,6 +114,7 @@ struct Plane::Active {
     bool segment_above;
     std::vector<Member> members;
     std::vector<Cell> cells;
+    std::unique_ptr<LossyJob> lossy;  // if it is one
     size_t stride;  // bytes from the lanes of one cell to those of the next
     std::unique_ptr<uint8_t, decltype(&std::free)> lanes;
     std::array<std::atomic<uint64_t>, TACIT_COUNTS> counts{};
@@ -116,6 +127,7 @@ struct Plane::Active {
           segment_above(job.segment_above),
           members(job.members.size()),
           cells(2 * size_t(terms.slots)),
+          lossy(job.deadline_ns ? new LossyJob(terms.world, terms.slots, job.deadline_ns) : nullptr),
           stride(round_up(terms.result_nbytes)),
           // Not filled: the first packet of a chunk writes, and only then does another read.
           lanes(static_cast<uint8_t*>(std::aligned_alloc(line, cells.size() * stride)), std::free) {
@@ -170,6 +182,8 @@ struct Plane::Kernels {
                 return plane.add_u16(payload.data(), job.elements, halves);
             case TACIT_LANES_I32:
                 return plane.add_i32(payload.data(), job.elements, words);
+            case TACIT_LANES_F32:
+                return plane.add_f32(payload.data(), job.elements, reinterpret_cast<float*>(lanes));
             case TACIT_LANES_TABLE_U8:
                 return rotated.u8.add_table(payload.data(), job.elements, job.table, lanes) != 0;
             default:
@@ -241,6 +255,9 @@ void Plane::add_job(const Job& job) {
     const size_t ranks = terms.upward ? job.above.ranks : world;
     if (tacit_bits_up(terms.lanes) == 4 && ranks * top > holds)
         refuse("table up to ", top, " from ", ranks, " ranks: the lanes hold ", holds, "; use wider ones");
+    if (job.deadline_ns && (terms.upward || terms.below || terms.quorum != world || terms.slots < 8))
+        refuse("deadline_ns=", job.deadline_ns,
+               ": a lossy job has 8 slots or more, no quorum, and no plane above or below");
     if (terms.upward) check_upstream(job);
     if (terms.upward && by_parent_[job.above.job])
         refuse("job=", int(job.above.job), " of the parent is that of job ",
@@ -252,11 +269,13 @@ void Plane::add_job(const Job& job) {
     whole.terms.result_nbytes = __u16(terms.elements * tacit_bits_down(terms.lanes) / 8);
     jobs_[job.id] = std::make_unique<Active>(whole);
     if (terms.upward) by_parent_[job.above.job] = jobs_[job.id].get();
+    lossy_jobs_ += job.deadline_ns != 0;
 }
 
 void Plane::remove_job(int id) {
     const Active& job = find(id);
     if (job.terms.upward) by_parent_[job.above.job] = nullptr;
+    lossy_jobs_ -= job.lossy != nullptr;
     jobs_[size_t(id)].reset();
 }
 
@@ -311,8 +330,9 @@ tacit_count Plane::judge(Active& job, tacit_header& header, std::span<const uint
     sender.last_ns.store(now_ns, std::memory_order_relaxed);
     count(job.received_nbytes, sizeof header + payload.size());
     if (header.kind == TACIT_KIND_ROWS) return pass_on(job, header, payload, out);
-    const auto verdict =
-        header.kind == TACIT_KIND_PROBE ? TACIT_COUNT_ECHOED : sum_up(job, header, payload, out);
+    const auto verdict = header.kind == TACIT_KIND_PROBE ? TACIT_COUNT_ECHOED
+                         : job.lossy                     ? sum_up_lossy(job, header, payload, now_ns, out)
+                                                         : sum_up(job, header, payload, out);
     if (verdict == TACIT_COUNT_ECHOED) job.answer(reply(header, TACIT_KIND_ECHO, out), from, out);
     if (verdict == TACIT_COUNT_STALE) job.answer(reply(header, TACIT_KIND_STALE, out), from, out);
     return verdict;
@@ -359,6 +379,111 @@ tacit_count Plane::sum_up(Active& job, tacit_header& header, std::span<const uin
     return verdict;
 }
 
+// ---- lossy jobs: the rule is in lossy.h
+
+tacit_count Plane::sum_up_lossy(Active& job, tacit_header& header, std::span<const uint8_t> payload,
+                                uint64_t now_ns, Outbox& out) {
+    LossyJob& lossy = *job.lossy;
+    const Lock turn(lossy.busy);
+    const auto verdict = take_lossy(job, header, payload, now_ns, out);
+    if (verdict == TACIT_COUNT_HELD || verdict == TACIT_COUNT_STALE) return verdict;
+    const bool data = header.kind == TACIT_KIND_DATA;
+    const auto gone =
+        data ? lossy.sent(header.rank, header.chunk) : lossy.passed(header.rank, header.chunk);
+    for (std::uint32_t chunk = gone.from; chunk != gone.to;)
+        close_unless_it_waits(job, ++chunk, header.rank, out);
+    if (data) close_unless_it_waits(job, header.chunk, header.rank, out);
+    return verdict;
+}
+
+// What the packet does to its own cell.
+tacit_count Plane::take_lossy(Active& job, tacit_header& header, std::span<const uint8_t> payload,
+                              uint64_t now_ns, Outbox& out) {
+    const size_t at = tacit_cell_of(&job.terms, header.chunk);
+    uint8_t* const lanes = job.lanes_of(at);
+    const Lock lock(job.cells[at]);
+    tacit_cell& cell = job.cells[at].state;
+    const bool later = !cell.seen || tacit_after(header.chunk, cell.chunk);
+    const bool data = header.kind == TACIT_KIND_DATA;
+    if (later && job.lossy->holds(header.chunk)) return TACIT_COUNT_HELD;
+    if (data && tacit_abandons(&cell, header.chunk)) event(job, TACIT_COUNT_ABANDONED);
+
+    auto verdict = TACIT_COUNT_PASSED;
+    if (data)
+        verdict = tacit_take(&cell, &job.terms, header.chunk, header.rank);
+    else if (!later && header.chunk != cell.chunk)
+        verdict = TACIT_COUNT_STALE;
+    else if (!later && cell.done)
+        verdict = TACIT_COUNT_REPEATED;
+
+    if (verdict == TACIT_COUNT_WROTE) {
+        kernels_->write(job.terms, payload, lanes);
+        job.lossy->opened(header.chunk, now_ns);
+    }
+    if (verdict == TACIT_COUNT_ADDED && kernels_->add(job.terms, payload, lanes)) {
+        cell.saturated = 1;
+        event(job, TACIT_COUNT_SATURATED);
+    }
+    if (data && verdict != TACIT_COUNT_STALE) job.lossy->came(header.rank, header.chunk, now_ns);
+    if ((verdict == TACIT_COUNT_WROTE || verdict == TACIT_COUNT_ADDED) && cell.done)
+        close(job, cell, header.rank, out);
+    if (verdict == TACIT_COUNT_REPEATED) {
+        tacit_make_result(&header, &job.terms, &cell);
+        const auto result = out.packet(header, {lanes, job.terms.result_nbytes});
+        job.answer(result, job.members[header.rank].address, out);
+        header.kind = data ? TACIT_KIND_DATA : TACIT_KIND_SETTLE;
+    }
+    return verdict;
+}
+
+void Plane::close_unless_it_waits(Active& job, std::uint32_t chunk, uint8_t rank, Outbox& out) {
+    Cell& cell = job.cells[tacit_cell_of(&job.terms, chunk)];
+    const Lock lock(cell);
+    const bool is_open = cell.state.seen && !cell.state.done && cell.state.chunk == chunk;
+    if (is_open && !job.lossy->waits(cell.state) && out.take_spare()) close(job, cell.state, rank, out);
+}
+
+// The sum goes to all, as if `rank` had called it up. The cell is locked.
+void Plane::close(Active& job, tacit_cell& cell, uint8_t rank, Outbox& out) {
+    cell.done = 1;
+    event(job, TACIT_COUNT_COMPLETED);
+    if (cell.count < job.terms.world) {
+        event(job, TACIT_COUNT_PARTIAL);
+        for (uint64_t left = job.lossy->missing(cell); left; left &= left - 1)
+            count(job.members[size_t(std::countr_zero(left))].left_out);
+    }
+    tacit_header header{};
+    header.magic = TACIT_MAGIC | TACIT_LAYOUT;
+    header.chunk = cell.chunk;
+    tacit_make_downward(&header, job.id, &job.terms, &cell);
+    header.rank = rank;
+    const uint8_t* const lanes = job.lanes_of(tacit_cell_of(&job.terms, cell.chunk));
+    job.answer_all(out.packet(header, {lanes, job.terms.result_nbytes}), out);
+}
+
+void Plane::expire(uint64_t now_ns, Outbox& out) {
+    for (const auto& each : jobs_) {
+        if (!each || !each->lossy) continue;
+        Active& job = *each;
+        LossyJob& lossy = *job.lossy;
+        const Lock turn(lossy.busy);
+        const auto is_closed = [&](const Lossy::Open& open) {
+            const Cell& cell = job.cells[tacit_cell_of(&job.terms, open.chunk)];
+            const Lock lock(cell);
+            return cell.state.done || cell.state.chunk != open.chunk;
+        };
+        std::erase_if(lossy.open, is_closed);
+        for (const auto& open : lossy.open) {
+            const Cell& cell = job.cells[tacit_cell_of(&job.terms, open.chunk)];
+            if (lossy.is_over(open.since_ns, now_ns)) {
+                const Lock lock(cell);
+                if (size_t(std::popcount(cell.state.seen)) >= lossy.least()) lossy.late(cell.state);
+            }
+        }
+        for (const auto& open : lossy.open) close_unless_it_waits(job, open.chunk, 0, out);
+    }
+}
+
 tacit_count Plane::pass_on(Active& job, const tacit_header& header, std::span<const uint8_t> payload,
                            Outbox& out) {
     const tacit_address to = job.members[header.world].address;
@@ -399,7 +524,7 @@ Counts Plane::counts() const { return read(counts_); }
 JobStats Plane::stats(int id) const {
     const Active& job = find(id);
     JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, 0, {}};
-    for (const auto& member : job.members) found.ranks.push_back({member.packets, member.last_ns, 0});
+    for (const auto& member : job.members) found.ranks.push_back({member.packets, member.last_ns, 0, member.left_out});
     for (const Cell& cell : job.cells) {
         const Lock lock(cell);
         if (!cell.state.seen || cell.state.done) continue;

@@ -23,6 +23,7 @@ struct Job {
     tacit_upstream above{};              // if terms.upward
     bool segment_above = false;          // the parent takes runs of packets (UDP_SEGMENT)
     std::size_t shards = 0;              // how many of the members
+    std::uint64_t deadline_ns = 0;       // of a lossy job (lossy.h); 0: it waits for all of its ranks
 };
 
 struct Answer {
@@ -35,9 +36,12 @@ struct Answer {
 // Rows are the packets themselves, which stay where they are until clear().
 class Outbox {
   public:
-    explicit Outbox(std::size_t packets);  // that may be received between two clear()
+    // `packets` may be received between two clear(). Each may call up one chunk, and `spare` others together:
+    // of lossy jobs, whose packets may close many.
+    explicit Outbox(std::size_t packets, std::size_t spare = 0);
     std::span<const Answer> answers() const { return answers_; }
     void clear();
+    bool take_spare();  // whether there is room for another one of those
 
     // A copy of header and payload, the payload at a multiple of 64 bytes.
     std::span<const std::uint8_t> packet(const tacit_header& header, std::span<const std::uint8_t> payload);
@@ -47,7 +51,7 @@ class Outbox {
 
   private:
     std::vector<std::uint8_t> bytes_;
-    std::size_t used_ = 0;
+    std::size_t used_ = 0, spare_, spare_used_ = 0;
     std::vector<Answer> answers_;
 };
 
@@ -57,6 +61,7 @@ struct RankStats {
     std::uint64_t packets;  // that were let in
     std::uint64_t last_ns;  // when the last one came; 0: never
     std::uint32_t missing;  // unfinished chunks that wait for this rank
+    std::uint64_t left_out;  // chunks that were closed without it
 };
 
 struct JobStats {
@@ -82,6 +87,9 @@ class Plane {
     // with its own `out`. `now_ns` is any clock that does not go back.
     tacit_count receive(std::span<const std::uint8_t> packet, tacit_address from, std::uint64_t now_ns,
                         Outbox& out);
+    // Closes what lossy jobs have waited for long enough; to be called often while there are any.
+    void expire(std::uint64_t now_ns, Outbox& out);
+    bool has_lossy_jobs() const { return lossy_jobs_ > 0; }
     // A packet that came without its end: more than TACIT_MOST_PAYLOAD.
     tacit_count receive_oversized();
 
@@ -98,6 +106,12 @@ class Plane {
     tacit_count judge(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
                       tacit_address from, std::uint64_t now_ns, Outbox& out);
     tacit_count sum_up(Active& job, tacit_header& header, std::span<const std::uint8_t> payload, Outbox& out);
+    tacit_count sum_up_lossy(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
+                             std::uint64_t now_ns, Outbox& out);
+    tacit_count take_lossy(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
+                           std::uint64_t now_ns, Outbox& out);
+    void close_unless_it_waits(Active& job, std::uint32_t chunk, std::uint8_t rank, Outbox& out);
+    void close(Active& job, tacit_cell& cell, std::uint8_t rank, Outbox& out);
     tacit_count pass_on(Active& job, const tacit_header& header, std::span<const std::uint8_t> payload,
                         Outbox& out);
     tacit_count judge_result(Active& job, tacit_header& header, std::span<const std::uint8_t> payload,
@@ -110,6 +124,7 @@ class Plane {
     std::array<std::unique_ptr<Active>, TACIT_MOST_JOBS> jobs_;
     std::array<Active*, TACIT_MOST_JOBS> by_parent_{};  // by the number that their parent gave them
     std::array<std::atomic<std::uint64_t>, TACIT_COUNTS> counts_{};
+    std::atomic<int> lossy_jobs_ = 0;
 };
 
 }  // namespace tacit

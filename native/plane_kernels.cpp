@@ -37,6 +37,15 @@ bool add_wrapping(const std::uint8_t* payload, size_t numel, std::int32_t* lanes
     });
 }
 
+bool add_floats(const std::uint8_t* payload, size_t numel, float* __restrict lanes) {
+    for (size_t i = 0; i < numel; ++i) {
+        float b;
+        std::memcpy(&b, payload + i * sizeof b, sizeof b);
+        lanes[i] += b;
+    }
+    return false;
+}
+
 }  // namespace
 
 #define TACIT_TEXT_(x) #x
@@ -44,5 +53,6 @@ bool add_wrapping(const std::uint8_t* payload, size_t numel, std::int32_t* lanes
 
 namespace tacit::TACIT_VARIANT {
 extern const PlaneKernels plane_kernels{TACIT_TEXT(TACIT_VARIANT), add_saturating<std::uint8_t>,
-                                        add_saturating<std::uint16_t>, add_wrapping};
+                                        add_saturating<std::uint16_t>, add_wrapping,
+                                        add_floats};
 }

@@ -9,10 +9,11 @@ namespace tacit {
 struct PlaneKernels {
     const char* name;
     // lanes += what lies in `payload`, at any address. Whether a lane met its limit: uint8_t and uint16_t
-    // stop there, int32_t wraps.
+    // stop there, int32_t wraps, float has none.
     bool (*add_u8)(const std::uint8_t* payload, std::size_t numel, std::uint8_t* lanes);
     bool (*add_u16)(const std::uint8_t* payload, std::size_t numel, std::uint16_t* lanes);
     bool (*add_i32)(const std::uint8_t* payload, std::size_t numel, std::int32_t* lanes);
+    bool (*add_f32)(const std::uint8_t* payload, std::size_t numel, float* lanes);
 };
 
 namespace baseline {

@@ -35,11 +35,13 @@
     X(SETTLED, "settled")     /* a quorum was summed up; the result went to all */             \
     X(ANSWERED, "answered")   /* the parent's result; it went to all */                        \
     X(FORWARDED, "forwarded") /* rows, passed on to another member */                          \
+    X(PASSED, "passed")       /* a settle of a lossy job: its rank has sent all up to here */  \
     X(DUPLICATE, "duplicate") /* dropped, as are all that follow: already in the sum */        \
     X(EARLY, "early")         /* a settle without a quorum */                                  \
     X(STALE, "stale")         /* late or replayed: its cell holds a later chunk; told so */    \
     X(LATE, "late")           /* a result of the parent that nobody waits for any more */      \
     X(UNREACHED, "unreached") /* rows for a member that has not joined */                      \
+    X(HELD, "held")           /* a rank of a lossy job may lack what its cell holds */         \
     X(SHORT, "short")         /* no whole header */                                            \
     X(MAGIC, "magic")         /* not ours */                                                   \
     X(LAYOUT, "layout")       /* ours, in another version of the layout */                     \
@@ -60,7 +62,8 @@
 #define TACIT_EVENTS(X)                                                   \
     X(COMPLETED, "completed") /* chunks whose result went to all */       \
     X(SATURATED, "saturated") /* packets of which a lane met its limit */ \
-    X(ABANDONED, "abandoned") /* unfinished sums that made way for a later chunk */
+    X(ABANDONED, "abandoned") /* unfinished sums that made way for a later chunk */ \
+    X(PARTIAL, "partial")     /* of the completed, those without some rank: lossy jobs */
 
 enum tacit_count {
     TACIT_FINE = 0,  // nothing to say against it so far; never counted

@@ -31,6 +31,7 @@ constexpr size_t batch =
     64;  // packets a call: half a megabyte at most, so that they stay in the second cache
 constexpr size_t frame = (TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES + TACIT_MOST_PAYLOAD + 63) / 64 * 64;
 constexpr size_t frames_nbytes = frame * batch;
+constexpr timeval tick{0, 1000};         // while there are lossy jobs, which have deadlines
 constexpr size_t most_messages = 1024;  // sendmmsg() takes no more at a time (UIO_MAXIOV)
 
 }  // namespace
@@ -38,6 +39,7 @@ constexpr size_t most_messages = 1024;  // sendmmsg() takes no more at a time (U
 struct UdpPlane::Worker {
     Fd socket;
     uint64_t receive_buffer_nbytes, last_overrun = 0;
+    bool ticks = false;
     std::mutex receiving;  // held while a batch is judged: jobs come and go in between
     std::atomic<uint64_t> unsent = 0, failures = 0;
 
@@ -46,7 +48,7 @@ struct UdpPlane::Worker {
     sockaddr_in from[batch];
     iovec room[batch];
     mmsghdr incoming[batch];
-    Outbox out{batch};
+    Outbox out{batch, batch};
     std::vector<size_t> order;  // of the answers; what follows is in this order
     std::vector<sockaddr_in> to;
     std::vector<iovec> pieces;
@@ -83,6 +85,12 @@ struct UdpPlane::Worker {
         return ::recvmmsg(socket, incoming, batch, MSG_WAITFORONE, nullptr);
     }
 
+    // Whether receive() returns in time to look at deadlines.
+    void tick_if(bool lossy) {
+        if (lossy != std::exchange(ticks, lossy))
+            set_option(socket, SOL_SOCKET, SO_RCVTIMEO, lossy ? tick : timeval{});
+    }
+
     // Ends the wait of receive(), now and later. It is an error on a UDP socket without a peer, and does what
     // it should all the same: inet_shutdown() wakes whoever waits.
     void wake() { ::shutdown(socket, SHUT_RD); }
@@ -99,6 +107,7 @@ struct UdpPlane::Worker {
             plane.receive({static_cast<const uint8_t*>(room[i].iov_base), message.msg_len},
                           {from[i].sin_addr.s_addr, from[i].sin_port, 0}, now, out);
         }
+        if (ticks) plane.expire(now, out);
     }
 
     // Answers of one size to one rank go as one message, which the kernel cuts into packets as late as it
@@ -181,8 +190,8 @@ void UdpPlane::serve(Worker& worker) {
     while (true) {
         const int packets = worker.receive();
         if (stopping_) return;
-        if (packets > 0) {
-            worker.judge(plane_, size_t(packets));
+        if (packets > 0 || errno == EAGAIN) {
+            worker.judge(plane_, size_t(std::max(packets, 0)));
             worker.send();
         } else if (errno != EINTR) {
             worker.failures.fetch_add(1, std::memory_order_relaxed);
@@ -197,12 +206,14 @@ void UdpPlane::add_job(const Job& job) {
     const std::lock_guard lock(control_);
     const auto still = between_batches();
     plane_.add_job(job);
+    for (auto& worker : workers_) worker->tick_if(plane_.has_lossy_jobs());
 }
 
 void UdpPlane::remove_job(int id) {
     const std::lock_guard lock(control_);
     const auto still = between_batches();
     plane_.remove_job(id);
+    for (auto& worker : workers_) worker->tick_if(plane_.has_lossy_jobs());
 }
 
 std::vector<std::unique_lock<std::mutex>> UdpPlane::between_batches() {

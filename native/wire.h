@@ -112,7 +112,8 @@ TACIT_INLINE __u32 tacit_extra_nbytes(__u32 kind) { return kind == TACIT_KIND_RO
     X(U16, 2, "u16")             /* */                                                         \
     X(I32, 3, "i32")             /* two's complement, wrapping: exact if the whole sum fits */ \
     X(TABLE_U8, 4, "table_u8")   /* 4-bit indices into the job's table, added as u8 */         \
-    X(TABLE_U16, 5, "table_u16") /* the same as u16; the even element in the low nibble */
+    X(TABLE_U16, 5, "table_u16") /* the same as u16; the even element in the low nibble */     \
+    X(F32, 6, "f32")             /* added in order of arrival: user plane only */
 
 enum tacit_lanes {
 #define TACIT_LANE_TYPE(name, number, text) TACIT_LANES_##name = number,
@@ -128,6 +129,7 @@ TACIT_INLINE __u32 tacit_bits_up(__u32 lanes) {
         case TACIT_LANES_U16:
             return 16;
         case TACIT_LANES_I32:
+        case TACIT_LANES_F32:
             return 32;
         case TACIT_LANES_TABLE_U8:
         case TACIT_LANES_TABLE_U16:

@@ -283,12 +283,15 @@ class Plane:
     def receive(self, packet: bytes, source: tuple[str, int], now_ns: int = 0) -> list[tuple[bytes, tuple[str, int]]]:
         """The answers to one packet, and where they go."""
 
+    def expire(self, now_ns: int) -> list[tuple[bytes, tuple[str, int]]]:
+        """What goes out because deadlines of lossy jobs are over."""
+
     def receive_rows(self, packets: numpy.typing.NDArray[numpy.uint8], sources: list[tuple[str, int]]) -> tuple[int, int]:
         """
         How many answers there were to a packet a row, and the nanoseconds they took; for benchmarks.
         """
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0, deadline_ns: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -304,7 +307,7 @@ class Plane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing, left_out) by member.
         """
 
 class UdpPlane:
@@ -332,7 +335,7 @@ class UdpPlane:
     def now_ns() -> int:
         """The clock of `last_ns`."""
 
-    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0) -> None:
+    def add_job(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, below: int = 0, upstream: tuple[tuple[str, int], int, int, int, int, int, int, int, bool] | None = None, shards: int = 0, deadline_ns: int = 0) -> None:
         """
         Packets of the job are summed from now on; ValueError if it contradicts itself or another job.
         """
@@ -348,7 +351,7 @@ class UdpPlane:
 
     def stats(self, id: int) -> dict[str, Any]:
         """
-        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing) by member.
+        One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing, left_out) by member.
         """
 
 class AggregatorClient:
@@ -359,7 +362,7 @@ class AggregatorClient:
     def address(self) -> tuple[str, int]:
         """Where it is bound."""
 
-    def start(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, rank: int, plane: tuple[str, int], chunk: int, segment: bool) -> None:
+    def start(self, id: int, cookie: int, members: Sequence[tuple[str, int]], lanes: int, elements: int, first_slot: int, slots: int, quorum: int, table: bytes, rank: int, plane: tuple[str, int], chunk: int, segment: bool, window: int = 0) -> None:
         """Is `rank` of this job from now on."""
 
     def begin(self, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8], numel: int) -> None:
@@ -378,6 +381,11 @@ class AggregatorClient:
 
     @property
     def next_chunk(self) -> int: ...
+
+    def ahead(self) -> int:
+        """
+        Between two vectors: chunks from the next one on that others have closed already.
+        """
 
     @property
     def saturated(self) -> bool:

@@ -10,6 +10,7 @@ from tacit.aggregator.spec import NOBODY, Address, Answers, PlaneJob
 from tacit.aggregator.wire import CHUNKS, HEADER, MAGIC, MORE, Header, LaneType, PacketKind
 from tacit.codecs.tables import clamp_at, stochastic_table
 
+INTEGERS = tuple(lanes for lanes in LaneType if lanes is not LaneType.F32)  # exact in any order
 THC_TABLE = stochastic_table(16, 30, clamp_at(1 / 32))  # as published: tests/codecs/test_thc.py
 
 
@@ -23,6 +24,7 @@ def some_job(
     quorum: int = 0,
     shards: int = 0,
     absent: int = 0,
+    deadline_ms: int = 0,
 ) -> PlaneJob:
     """A job whose members live at 10.0.<id>.<rank + 1>; the last `absent` of its shards have not joined."""
     present = world + shards - absent
@@ -39,6 +41,7 @@ def some_job(
         table,
         quorum,
         shards=shards,
+        deadline_ms=deadline_ms,
     )
 
 

@@ -41,13 +41,19 @@ class NativePlane:
 
     def add_job(self, job: PlaneJob) -> None:
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
-        self._core.add_job(job.id, job.cookie, job.members, *terms, job.below, upstream_of(job), job.shards)
+        deadline_ns = job.deadline_ms * 1_000_000
+        self._core.add_job(
+            job.id, job.cookie, job.members, *terms, job.below, upstream_of(job), job.shards, deadline_ns
+        )
 
     def remove_job(self, id: int) -> None:
         self._core.remove_job(id)
 
-    def receive(self, packet: bytes, source: Address) -> Answers:
-        return self._core.receive(packet, source)
+    def receive(self, packet: bytes, source: Address, now_ns: int = 0) -> Answers:
+        return self._core.receive(packet, source, now_ns)
+
+    def expire(self, now_ns: int) -> Answers:
+        return self._core.expire(now_ns)
 
     def counted(self) -> dict[str, int]:
         return self._core.counts()

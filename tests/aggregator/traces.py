@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from aggregator.clients import Client, Network, Switchboard, exact_sums, some_job, some_payloads
+from aggregator.clients import INTEGERS, Client, Network, Switchboard, exact_sums, some_job, some_payloads
 from aggregator.plane_kinds import AnyPlane, SpecPlane
 
 from tacit.aggregator.spec import Address, Answers, PlaneJob
-from tacit.aggregator.wire import CHUNKS, HEADER, ROWS_ACK, Header, LaneType, PacketKind, RowsHeader
+from tacit.aggregator.wire import CHUNKS, HEADER, ROWS_ACK, Header, PacketKind, RowsHeader
 
 SLOTS = 32
 
@@ -50,7 +50,7 @@ def record(
     ranks give up a chunk or settle for a quorum now and then, and one of two shards has not joined.
     """
     random = Random(seed)
-    lanes, others = random.choice(list(LaneType)), random.choice(list(LaneType))
+    lanes, others = random.choice(INTEGERS), random.choice(INTEGERS)
     world, window = random.randint(1, 6), random.choice([1, 2, 4, 8])
     first = some_job(3, world, lanes, random.choice([8, 40, 136]), first_slot=16, slots=window)
     second = some_job(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from aggregator.clients import Client, Network, exact_sums, some_job, some_payloads
+from aggregator.clients import INTEGERS, Client, Network, exact_sums, some_job, some_payloads
 from aggregator.plane_kinds import AnyPlane, SpecPlane
 from aggregator.traces import Trace
 
@@ -160,7 +160,7 @@ class Tree:
 def record_tree(seed: int, **options) -> list[Trace]:
     """What the parent and each rack met, in the specification's words; sums must have been exact."""
     random = Random(seed)
-    lanes = random.choice(list(LaneType))
+    lanes = random.choice(INTEGERS)
     worlds = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
     own = random.choice([1, 2, 4])
     terms = {"elements": random.choice([8, 40, 136]), "windows": (own, own * random.choice([1, 2]))}

@@ -11,15 +11,20 @@ asks again gets it alone. A rank sends chunk k + S when it has the result of chu
 A plane may itself be a rank at another one, its parent. A cell whose ranks are all in is then full, not done: its sum goes up as
 data, and again with each duplicate. The parent's result replaces the sum, completes the cell and goes to all ranks.
 
+A lossy job has a deadline: its chunks are closed without ranks whose packets are lost or late, and all ranks get what was closed. When,
+lossy.py says. It needs a clock: `receive` is told the time, and `expire` is called now and then.
+
 ROWS are passed on as they are, from one member of a job to another: no slot, no sum, nothing longer than what came.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.aggregator.lossy import LEAST_LOSSY_SLOTS, MOST_DEADLINE_MS, Lossy
 from tacit.aggregator.wire import (
     HEADER,
     MAGIC,
@@ -55,7 +60,8 @@ class PlaneJob:
     Every packet holds `elements`; the last one of a vector is filled up with zeros. A rank may have a chunk settled once
     `quorum` ranks are in it; by default that is all of them. `below`: its members are planes, which have so many ranks below
     them, and may report that a lane met its limit there. `upstream`: its sums are added to those of other planes. `shards`: so
-    many members behind the ranks are in no sum; all members may send each other ROWS.
+    many members behind the ranks are in no sum; all members may send each other ROWS. `deadline_ms`: the job is lossy, and its
+    chunks wait no longer for a rank that is late; half of the ranks must be in.
     """
 
     id: int
@@ -69,6 +75,7 @@ class PlaneJob:
     below: int = 0
     upstream: "Upstream | None" = None
     shards: int = 0
+    deadline_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.id < MOST_JOBS:
@@ -114,6 +121,18 @@ class PlaneJob:
             raise ConfigError(
                 f"{self.below} ranks below {self.world} planes, quorum={self.quorum}: not less ranks than planes, at most "
                 f"{MOST_COUNTED}, which a result can count, and all planes are waited for"
+            )
+        if not 0 <= self.deadline_ms <= MOST_DEADLINE_MS:
+            raise ConfigError(
+                f"deadline_ms={self.deadline_ms}: 1 to {MOST_DEADLINE_MS} until a chunk goes without a late rank; 0 to wait for all"
+            )
+        if self.deadline_ms and (self.quorum or self.below or self.upstream):
+            raise ConfigError(
+                f"deadline_ms={self.deadline_ms}: a lossy job has no quorum, and one aggregator with none above or below it; leave one out"
+            )
+        if self.deadline_ms and len(self.slots) < LEAST_LOSSY_SLOTS:
+            raise ConfigError(
+                f"slots={len(self.slots)}: a lossy job needs {LEAST_LOSSY_SLOTS}, where ranks that are late find what they missed"
             )
         if self.upstream:
             self.upstream.check(self)
@@ -207,7 +226,8 @@ class SlotVersion:
     done: bool = False
     full: bool = False  # all of ours are in, the parent's sum is not
     saturated: bool = False
-    total: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    total: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
+    since_ns: int = 0  # when the chunk's first packet came; in lossy jobs
 
     def precedes(self, chunk: int) -> bool:
         return self.chunk is None or after(chunk, self.chunk)
@@ -227,6 +247,7 @@ class Plane:
         self.cells: dict[int, list[SlotVersion]] = {}  # of each job: version 0 of its slots, then version 1
         self.counts: Counter[str] = Counter()
         self.job_counts: dict[int, Counter[str]] = {}
+        self.lossy: dict[int, Lossy] = {}  # of the jobs that are
 
     def add_job(self, job: PlaneJob) -> None:
         if job.id in self.jobs:
@@ -243,17 +264,32 @@ class Plane:
         self.jobs[job.id] = job
         self.cells[job.id] = [SlotVersion() for _ in range(2 * len(job.slots))]
         self.job_counts[job.id] = Counter()
+        if job.deadline_ms:
+            self.lossy[job.id] = Lossy(job.world, len(job.slots), job.deadline_ms * 1_000_000)
 
     def remove_job(self, id: int) -> None:
         del self.jobs[id], self.cells[id], self.job_counts[id]
+        self.lossy.pop(id, None)
 
-    def receive(self, packet: bytes, source: Address) -> Answers:
+    def receive(self, packet: bytes, source: Address, now_ns: int = 0) -> Answers:
         """What the plane sends because of this packet, and where to."""
-        verdict, answers = self._judge(packet, source)
+        verdict, answers = self._judge(packet, source, now_ns)
         self.counts[verdict] += 1
         return answers
 
-    def _judge(self, packet: bytes, source: Address) -> tuple[str, Answers]:
+    def expire(self, now_ns: int) -> Answers:
+        """What the plane sends because deadlines of lossy jobs are over."""
+        answers: Answers = []
+        for id, lossy in self.lossy.items():
+            cells = [cell for cell in self.cells[id] if cell.seen and not cell.done]
+            for cell in cells:
+                if cell.chunk is not None and lossy.is_over(cell.since_ns, now_ns):
+                    lossy.late(cell.chunk, cell.seen)
+            for cell in cells:
+                answers += self._close_unless_it_waits(self.jobs[id], lossy, cell, 0)
+        return answers
+
+    def _judge(self, packet: bytes, source: Address, now_ns: int) -> tuple[str, Answers]:
         if len(packet) < HEADER.size:
             return "short", []
         header, payload = Header.of(packet), packet[HEADER.size :]
@@ -265,12 +301,12 @@ class Plane:
             return fault, []
         if (job := self.jobs.get(header.job)) is None:
             return "job", [(_reply(header, PacketKind.UNKNOWN), source)]
-        verdict, answers = self._judge_member(job, header, payload, source)
+        verdict, answers = self._judge_member(job, header, payload, source, now_ns)
         self.job_counts[job.id][verdict] += 1
         return verdict, answers
 
     def _judge_member(
-        self, job: PlaneJob, header: Header, payload: bytes, source: Address
+        self, job: PlaneJob, header: Header, payload: bytes, source: Address, now_ns: int
     ) -> tuple[str, Answers]:
         if header.cookie != job.cookie:
             return "cookie", [(_reply(header, PacketKind.UNKNOWN), source)]
@@ -285,7 +321,9 @@ class Plane:
                 if receiver == NOBODY
                 else ("forwarded", [(header.bytes() + payload, receiver)])
             )
-        cell = self.cells[job.id][header.chunk % (2 * len(job.slots))]
+        if lossy := self.lossy.get(job.id):
+            return self._judge_lossy(job, lossy, header, payload, now_ns)
+        cell = self._cell(job, header.chunk)
         if header.kind == PacketKind.DATA:
             verdict = self._take(job, cell, header, payload)
         else:
@@ -300,6 +338,56 @@ class Plane:
             return verdict, [(_result(job, cell, header), source)]
         return verdict, [(_reply(header, PacketKind.STALE), source)] if verdict == "stale" else []
 
+    def _judge_lossy(
+        self, job: PlaneJob, lossy: Lossy, header: Header, payload: bytes, now_ns: int
+    ) -> tuple[str, Answers]:
+        cell = self._cell(job, header.chunk)
+        answers: Answers = []
+        later, data = cell.precedes(header.chunk), header.kind == PacketKind.DATA
+        if later and lossy.holds(header.chunk):
+            return "held", []
+        verdict = "passed"
+        if data:
+            verdict = self._take(job, cell, header, payload)
+        elif not later and header.chunk != cell.chunk:
+            verdict = "stale"
+        elif not later and cell.done:
+            verdict = "repeated"
+        if verdict == "stale":
+            return verdict, [(_reply(header, PacketKind.STALE), job.members[header.rank])]
+        if verdict == "wrote":
+            cell.since_ns = now_ns
+        if data and not lossy.is_over(cell.since_ns, now_ns):
+            lossy.absent.discard(header.rank)
+        if verdict == "repeated":
+            answers.append((_result(job, cell, header), job.members[header.rank]))
+        elif cell.done and verdict != "passed":
+            answers += self._close(job, lossy, cell, header.rank)
+        gone = (lossy.sent if data else lossy.said)(header.rank, header.chunk)
+        for chunk in [*gone, *([header.chunk] if data else [])]:
+            if (found := self._cell(job, chunk)).chunk == chunk:
+                answers += self._close_unless_it_waits(job, lossy, found, header.rank)
+        return verdict, answers
+
+    def _close_unless_it_waits(self, job: PlaneJob, lossy: Lossy, cell: SlotVersion, rank: int) -> Answers:
+        if cell.chunk is None or cell.done or lossy.waits(cell.chunk, cell.seen):
+            return []
+        return self._close(job, lossy, cell, rank)
+
+    def _close(self, job: PlaneJob, lossy: Lossy, cell: SlotVersion, rank: int) -> Answers:
+        """Its sum goes to all, as if `rank` had called it up."""
+        assert cell.chunk is not None
+        cell.done = True
+        self._event(job, "completed")
+        if len(cell.seen) < job.world:
+            self._event(job, "partial")
+            lossy.close(cell.seen)
+        header = Header.of(job.packet(PacketKind.SETTLE, cell.chunk, rank))
+        return [(_result(job, cell, header), member) for member in job.members[: job.world]]
+
+    def _cell(self, job: PlaneJob, chunk: int) -> SlotVersion:
+        return self.cells[job.id][chunk % (2 * len(job.slots))]
+
     def _below(self, id: int) -> PlaneJob | None:
         """The job that is number `id` at its parent."""
         return next((job for job in self.jobs.values() if job.upstream and job.upstream.job.id == id), None)
@@ -311,12 +399,12 @@ class Plane:
         assert job.upstream
         if fault := _result_fault(job, job.upstream, header, source):
             return fault, []
-        cell = self.cells[job.id][header.chunk % (2 * len(job.slots))]
+        cell = self._cell(job, header.chunk)
         if not cell.full or cell.chunk != header.chunk:
             return "late", []
         cell.full, cell.done = False, True
         cell.saturated = cell.saturated or bool(header.lanes & SATURATED)
-        cell.total = np.frombuffer(payload, job.lanes.dtype).astype(np.int64)
+        cell.total = np.frombuffer(payload, job.lanes.dtype)
         self._event(job, "completed")
         down = header._replace(cookie=job.cookie, job=job.id, rank=0, place=job.place(header.chunk))
         return "answered", [(_result(job, cell, down), member) for member in job.members]
@@ -422,16 +510,19 @@ def _settle(job: PlaneJob, cell: SlotVersion, header: Header) -> str:
     return "settled"
 
 
-def _lanes(job: PlaneJob, payload: bytes) -> NDArray[np.int64]:
-    """The numbers that a rank adds."""
+def _lanes(job: PlaneJob, payload: bytes) -> NDArray[Any]:
+    """The numbers that a rank adds: integers, or float32."""
     if not job.lanes.indexed:
-        return np.frombuffer(payload, job.lanes.dtype).astype(np.int64)
+        own = np.frombuffer(payload, job.lanes.dtype)
+        return own.copy() if job.lanes is LaneType.F32 else own.astype(np.int64)
     packed = np.frombuffer(payload, np.uint8)
     return np.array(job.table, np.int64)[np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)]
 
 
-def _add(lanes: LaneType, total: NDArray[np.int64], own: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool]:
-    """The sum as `lanes` hold it, and whether one of them met its limit: int32 wraps, the others stop there."""
+def _add(lanes: LaneType, total: NDArray[Any], own: NDArray[Any]) -> tuple[NDArray[Any], bool]:
+    """The sum as `lanes` hold it, and whether one of them met its limit: int32 wraps, float32 has none, the others stop there."""
+    if lanes is LaneType.F32:
+        return total + own, False
     exact = total + own
     held = exact.astype(np.int32).astype(np.int64) if lanes is LaneType.I32 else exact.clip(max=lanes.largest)
     return held, bool((held != exact).any())

@@ -42,17 +42,23 @@ class PacketKind(IntEnum):
 
 
 class LaneType(IntEnum):
-    """What a payload holds. The tables send 4-bit indices up, and get sums of what they stand for."""
+    """What a payload holds. The tables send 4-bit indices up, and get sums of what they stand for. F32 is added in order of arrival:
+    all ranks get the same bits, but another run may get others; the user plane alone has it."""
 
     U8 = 1
     U16 = 2
     I32 = 3
     TABLE_U8 = 4
     TABLE_U16 = 5
+    F32 = 6
 
     @property
-    def dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16] | np.dtype[np.int32]:
+    def dtype(
+        self,
+    ) -> np.dtype[np.uint8] | np.dtype[np.uint16] | np.dtype[np.int32] | np.dtype[np.float32]:
         """The type of a sum."""
+        if self is LaneType.F32:
+            return np.dtype(np.float32)
         if self in (LaneType.U8, LaneType.TABLE_U8):
             return np.dtype(np.uint8)
         return np.dtype(np.int32) if self is LaneType.I32 else np.dtype("<u2")

@@ -6,7 +6,7 @@ from functools import cache
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from aggregator.clients import exact_sums, some_job, some_payloads
+from aggregator.clients import INTEGERS, exact_sums, some_job, some_payloads
 from aggregator.plane_kinds import KERNEL, NATIVE, SpecPlane
 from aggregator.traces import replay
 from aggregator.trees import PARENT, SLOTS, Tree, rack_address, record_tree, some_tree
@@ -53,7 +53,7 @@ class Bench:
 # ---- the rule
 
 
-@pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
+@pytest.mark.parametrize("lanes", INTEGERS, ids=lambda lanes: lanes.name)
 def test_a_full_cell_goes_up_and_the_parents_sum_goes_to_all(make, lanes):
     bench = Bench(make, lanes)
     assert bench.send(1) == []
@@ -276,7 +276,7 @@ def test_the_core_itself_refuses_what_would_lead_it_astray():
 
 @pytest.mark.parametrize("loss", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("worlds", [(1,), (1, 1), (3, 1), (2, 2, 2), (1,) * 8], ids=str)
-@pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
+@pytest.mark.parametrize("lanes", INTEGERS, ids=lambda lanes: lanes.name)
 def test_sums_over_two_levels_are_exact_whatever_the_network_does(lanes, worlds, loss):
     options = {"seed": len(worlds), "loss": loss, "repeats": loss, "first_chunk": 2**32 - 5}
     tree = Tree(lanes, worlds, make=FASTEST, **options).run()
@@ -307,7 +307,7 @@ def test_a_parent_may_have_more_slots(windows):
 
 
 def test_full_packets_of_every_mtu_are_summed_over_two_levels():
-    for lanes in LaneType:
+    for lanes in INTEGERS:
         for mtu in (1500, 9000):
             tree = Tree(lanes, (2, 2), make=FASTEST, loss=0.05, chunks=6, elements=lanes.elements(mtu)).run()
             assert all(client.sums() == tree.exact for client in tree.ranks)
@@ -354,7 +354,7 @@ def test_any_tree_gives_the_same_answers_and_counts(seed, loss, fit):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(data=st.data(), lanes=st.sampled_from(LaneType), world=st.integers(1, 3))
+@given(data=st.data(), lanes=st.sampled_from(INTEGERS), world=st.integers(1, 3))
 def test_ranks_and_parents_that_keep_no_rule_are_treated_alike(data, lanes, world):
     top, racks = some_tree(lanes, (2, world), elements=8, windows=(2, 4))
     job = racks[1]

@@ -17,8 +17,16 @@ from random import Random
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from aggregator.clients import (
+    INTEGERS,
+    Network,
+    Switchboard,
+    exact_sums,
+    saying_more,
+    some_job,
+    some_payloads,
+)
 from aggregator.clients import Client as Rank
-from aggregator.clients import Network, Switchboard, exact_sums, saying_more, some_job, some_payloads
 from aggregator.kernel import (
     PLANE,
     REDIRECT,
@@ -90,7 +98,7 @@ def test_any_trace_gives_the_same_answers_and_counts(seed, loss, entry):
 @entries
 def test_full_packets_of_every_lane_type_and_mtu_are_summed_exactly(entry):
     """Those of 9000 bytes are too long for XDP's buffer, and go on to tc."""
-    for lanes in LaneType:
+    for lanes in INTEGERS:
         for mtu in (1500, 3500, 9000):
             job = some_job(world=4, lanes=lanes, elements=lanes.elements(mtu), slots=2)
             plane = WiredPlane(16, entry)
@@ -104,7 +112,7 @@ def test_full_packets_of_every_lane_type_and_mtu_are_summed_exactly(entry):
 @needs_kernel
 @pytest.mark.parametrize("elements", [8, 16, 56, 64, 72, 120, 128, 136])
 def test_blocks_of_lanes_and_what_is_left_of_them_meet(elements):
-    for lanes in LaneType:
+    for lanes in INTEGERS:
         job = some_job(world=3, lanes=lanes, elements=elements, slots=1)
         plane = WiredPlane(16, "tc")
         plane.add_job(job)
@@ -229,7 +237,7 @@ class Ranks:
 
 @needs_kernel
 @entries
-@pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
+@pytest.mark.parametrize("lanes", INTEGERS, ids=lambda lanes: lanes.name)
 def test_ranks_behind_the_ports_of_a_switch_get_exact_sums(entry, lanes):
     with served(4, entry=entry) as (switch, plane):
         ranks = Ranks(

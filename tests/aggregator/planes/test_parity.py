@@ -4,13 +4,13 @@ from functools import cache
 
 import hypothesis.strategies as st
 import pytest
-from aggregator.clients import some_job
+from aggregator.clients import INTEGERS, some_job
 from aggregator.plane_kinds import NATIVE, SpecPlane
 from aggregator.traces import record, replay
 from aggregator.trees import record_tree
 from hypothesis import given, settings
 
-from tacit.aggregator.wire import Header, LaneType, PacketKind
+from tacit.aggregator.wire import Header, PacketKind
 
 SEEDS = range(12)
 
@@ -33,7 +33,8 @@ def test_a_trace_gives_the_same_answers_and_counts(plane, trace):
 def test_the_traces_hold_every_verdict_and_event():
     counted = [recorded(seed).counts for seed in SEEDS]
     counted += [trace.counts for trace in record_tree(1, loss=0.1, repeats=0.1)]
-    assert [name for name in counted[0] if not any(counts[name] for counts in counted)] == []
+    of_lossy_jobs = ["passed", "held", "partial"]  # test_lossy.py
+    assert [name for name in counted[0] if not any(counts[name] for counts in counted)] == of_lossy_jobs
 
 
 def test_a_trace_is_the_same_each_time():
@@ -65,7 +66,7 @@ def packets(draw, world: int):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(data=st.data(), lanes=st.sampled_from(LaneType), world=st.integers(1, 4))
+@given(data=st.data(), lanes=st.sampled_from(INTEGERS), world=st.integers(1, 4))
 def test_ranks_that_keep_no_rule_are_treated_alike(data, lanes, world):
     job = some_job(world=world, lanes=lanes, elements=8, slots=2, quorum=data.draw(st.integers(0, world)))
     planes = [SpecPlane(16), *(make(16) for make in NATIVE.values())]

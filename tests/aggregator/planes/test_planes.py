@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from aggregator.clients import exact_sums, some_job, some_payloads
+from aggregator.clients import INTEGERS, exact_sums, some_job, some_payloads
 from aggregator.plane_kinds import PLANES
 
 from tacit.aggregator.wire import HEADER, MORE, SATURATED, VERDICTS, Header, LaneType, PacketKind
@@ -43,7 +43,7 @@ def make(request):
     return PLANES[request.param]
 
 
-@pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
+@pytest.mark.parametrize("lanes", INTEGERS, ids=lambda lanes: lanes.name)
 def test_the_last_rank_calls_up_the_sum_for_all(make, lanes):
     bench = Bench(make, lanes=lanes)
     for rank in (2, 0, 3):

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from aggregator.clients import Client, exact_sums, some_job, some_payloads
+from aggregator.clients import INTEGERS, Client, exact_sums, some_job, some_payloads
 
 from tacit.aggregator import Header, LaneType, PacketKind, PlaneJob, UserPlane
 from tacit.aggregator.spec import Upstream
@@ -96,7 +96,7 @@ def plane_threads() -> int:
     return names.count("tacit-plane\n")
 
 
-@pytest.mark.parametrize("lanes", LaneType, ids=lambda lanes: lanes.name)
+@pytest.mark.parametrize("lanes", INTEGERS, ids=lambda lanes: lanes.name)
 def test_four_ranks_get_exact_sums(lanes):
     with (
         UserPlane(HERE, slots=16) as plane,

@@ -80,17 +80,33 @@ class Client:
         self._world = 0
 
     def start(
-        self, job: PlaneJob, rank: int, plane: Address, chunk: int = 0, *, segment: bool = False
+        self,
+        job: PlaneJob,
+        rank: int,
+        plane: Address,
+        chunk: int = 0,
+        *,
+        segment: bool = False,
+        window: int = 64,
     ) -> None:
         """Is `rank` of `job` from now on. The next vector starts at `chunk`: the same number on all ranks.
 
         `segment`: hand over runs of packets that the kernel cuts (UDP_SEGMENT), which saves CPU time. Only to a plane that
-        takes them (`Membership.segment`): a kernel plane behind a virtual link gets them uncut, and drops them.
+        takes them (`Membership.segment`): a kernel plane behind a virtual link gets them uncut, and drops them. `window`: of a
+        lossy job, whose slots keep what late ranks need, so many chunks are on their way at a time.
         """
         terms = (job.lanes, job.elements, job.slots.start, len(job.slots), job.needed, bytes(job.table))
         try:
             self._core.start(
-                job.id, job.cookie, job.members[: job.world], *terms, rank, plane, chunk, segment
+                job.id,
+                job.cookie,
+                job.members[: job.world],
+                *terms,
+                rank,
+                plane,
+                chunk,
+                segment,
+                window if job.deadline_ms else 0,
             )
         except OSError as cause:
             raise ConfigError(f"plane={plane}: there is no way to it ({cause.strerror})") from cause
@@ -131,6 +147,11 @@ class Client:
     @property
     def next_chunk(self) -> int:
         return self._core.next_chunk
+
+    @property
+    def ahead(self) -> int:
+        """Between two vectors of a lossy job: so many chunks, from the next one on, have been closed without this rank."""
+        return self._core.ahead()
 
     @property
     def saturated(self) -> bool:

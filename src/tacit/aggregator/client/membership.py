@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from tacit.aggregator.addresses import address_text
 from tacit.aggregator.client.control_client import ControlClient, RefusedError
+from tacit.aggregator.lossy import LEAST_LOSSY_SLOTS
 from tacit.aggregator.naming import members_text
 from tacit.aggregator.spec import NO_TABLE, NOBODY, Address, PlaneJob
 from tacit.aggregator.wire import MOST_RANKS, LaneType
@@ -40,7 +41,7 @@ class Terms:
     """What all ranks of a job ask for alike. `slots` is a wish: the grant is a power of two, and may be smaller.
 
     `relayed`: they are aggregators, each for the ranks below it. `shards` are members behind the ranks, with the numbers from
-    `world` on: they are in no sum, and send and receive rows only.
+    `world` on: they are in no sum, and send and receive rows only. `deadline_ms`: the job is lossy (aggregator/lossy.py).
     """
 
     name: str
@@ -52,6 +53,7 @@ class Terms:
     quorum: int = 0
     relayed: bool = False
     shards: int = 0
+    deadline_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= MOST_NAME or not self.name.isprintable():
@@ -71,7 +73,8 @@ class Terms:
                 f"shards={self.shards}: rows go through one aggregator, and the ranks of this job are aggregators; let the shards be "
                 "on the ranks"
             )
-        self.granted(0, 0, (NOBODY,) * self.members, range(2))  # refuses whatever no plane would take
+        least = LEAST_LOSSY_SLOTS if self.deadline_ms else 2
+        self.granted(0, 0, (NOBODY,) * self.members, range(least))  # refuses whatever no plane would take
 
     @property
     def members(self) -> int:
@@ -93,6 +96,7 @@ class Terms:
             self.quorum,
             ranks if self.relayed else 0,
             shards=self.shards,
+            deadline_ms=self.deadline_ms,
         )
 
     def as_message(self) -> Message:
@@ -103,15 +107,17 @@ class Terms:
         """The terms that a message holds; ConfigError for anything else."""
         try:
             numbers = [message[name] for name in ("world", "elements", "slots", "quorum")]
-            numbers.append(message.get("shards", 0))
+            numbers += [message.get("shards", 0), message.get("deadline_ms", 0)]
             table, relayed = tuple(message["table"]), message.get("relayed", False)
             if not isinstance(message["name"], str) or not all(type(n) is int for n in (*numbers, *table)):
                 raise TypeError
             if type(relayed) is not bool:
                 raise TypeError
-            world, elements, slots, quorum, shards = numbers
+            world, elements, slots, quorum, shards, deadline_ms = numbers
             lanes = LaneType(message["lanes"])
-            return Terms(message["name"], world, lanes, elements, slots, table, quorum, relayed, shards)
+            return Terms(
+                message["name"], world, lanes, elements, slots, table, quorum, relayed, shards, deadline_ms
+            )
         except (KeyError, TypeError, ValueError) as cause:
             raise ConfigError(
                 "these are no terms of a job; install the same tacit on ranks and aggregator"

@@ -73,7 +73,8 @@ class Admission:
 
     @property
     def broken(self) -> bool:
-        """Whether a rank was lost without whom no sum is complete, or a shard, without which nobody finds its rows."""
+        """Whether a rank was lost without whom no sum is complete, or a shard, without which nobody finds its rows. A lossy job goes
+        on without a rank that is late, not without one that is gone: its part of the data would be missing for good."""
         if any(rank >= self.terms.world for rank in self.lost):
             return True
         return bool(self.lost) and self.present < (self.terms.quorum or self.terms.world)
@@ -119,4 +120,5 @@ class Admission:
             relayed=self.terms.relayed,
             parent=self.parent,
             shards=self.terms.shards,
+            deadline_ms=self.terms.deadline_ms,
         )

@@ -21,6 +21,7 @@ REASON_HINTS = {
     "early": "ranks asked for what there is before a quorum was in",
     "stale": "they came late, after their chunk was done with; or somebody replays them",
     "late": "sums from the aggregator above came twice: this one had asked again",
+    "held": "a rank is so far behind that it would lose sums: the others wait for it until it has caught up",
     "unreached": "rows for a member that has not joined, or of which a kernel plane has not received anything yet: ranks send them again",
     "short": _FOREIGN,
     "magic": "something else than tacit sends to this port",
@@ -46,7 +47,7 @@ SOCKET_HINTS = {
     "`ethtool -K LINK tx-udp-segmentation off` on the ranks' virtual links",
     "unsent": "could not be sent to ranks: the kernel would not have them, or nothing has come from there yet",
 }
-ORDINARY = ("duplicate", "early", "stale", "late", "unreached")  # what loss on the way brings about
+ORDINARY = ("duplicate", "early", "stale", "late", "held", "unreached")  # what loss on the way brings about
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def _job(job: JobStatus, before: JobStats | None, now: AggregatorStatus) -> Iter
             f"job {job.name!r} goes on without {job.text_of(*job.lost)}, lost on the way; a quorum of {job.quorum} is enough for it"
         )
     yield _running(job, job.stats, before, now)
+    if job.stats.counts.get("partial"):
+        yield _partial(job, job.stats)
     counts = job.stats.counts
     if _served(job.stats):  # or else they are in a finding already
         yield from _drops(
@@ -135,6 +138,16 @@ def _running(job: JobStatus, stats: JobStats, before: JobStats | None, now: Aggr
         )
     slowest = f"; most waited for is rank {stats.waiting_for[0]}" if stats.waiting_for else ""
     return Diagnosis(f"{name} runs: {_done(stats, 'done')}{slowest}", True)
+
+
+def _partial(job: JobStatus, stats: JobStats) -> Diagnosis:
+    partial, completed = stats.counts["partial"], stats.counts["completed"]
+    most = max(range(job.world), key=lambda rank: stats.ranks[rank].left_out)
+    return Diagnosis(
+        f"job {job.name!r} is lossy: {_count(partial, 'chunk')} ({100 * partial / completed:.2g} %) went out without some rank, "
+        f"{stats.ranks[most].left_out:,} of them without rank {most}",
+        True,
+    )
 
 
 def _done(stats: JobStats, done: str) -> str:

@@ -39,18 +39,22 @@ HELP = {  # every metric; those that end in _total are counters, the others gaug
     "job_packets_total": "A job's packets that did what they came for, by verdict.",
     "job_dropped_packets_total": "A job's packets that were dropped, by reason.",
     "job_completed_chunks_total": "A job's chunks whose sum went to all ranks.",
+    "partial_chunks_total": "Chunks of lossy jobs that were closed without some rank.",
+    "job_partial_chunks_total": "A lossy job's chunks that were closed without some rank.",
     "job_unfinished_chunks": "Chunks that wait for somebody.",
     "job_received_bytes_total": "Headers and payloads from a job's ranks.",
     "job_sent_bytes_total": "Headers and payloads to a job's ranks.",
     "rank_packets_total": "Packets from a rank, or from a shard; shards follow the ranks.",
     "rank_last_packet_age_seconds": "Time since a rank's last packet; absent before its first.",
     "rank_missing_chunks": "Unfinished chunks that wait for a rank.",
+    "rank_left_out_chunks_total": "Chunks that a lossy job closed without a rank.",
 }
 
 EVENT_NAMES = {
     "completed": "completed_chunks_total",
     "saturated": "saturated_packets_total",
     "abandoned": "abandoned_chunks_total",
+    "partial": "partial_chunks_total",
 }
 
 Labels = dict[str, object]
@@ -161,6 +165,8 @@ def _job(job: JobStatus) -> Iterator[Sample]:
         return
     yield from _packets("job_", own, job.stats.counts)
     yield "job_completed_chunks_total", own, job.stats.counts["completed"]
+    if job.deadline_ms:
+        yield "job_partial_chunks_total", own, job.stats.counts["partial"]
     yield "job_unfinished_chunks", own, job.stats.unfinished
     yield "job_received_bytes_total", own, job.stats.received_nbytes
     yield "job_sent_bytes_total", own, job.stats.answered_nbytes
@@ -168,6 +174,8 @@ def _job(job: JobStatus) -> Iterator[Sample]:
         yield "rank_packets_total", own | {"rank": rank}, stats.packets
         if rank < job.world:
             yield "rank_missing_chunks", own | {"rank": rank}, stats.missing
+            if job.deadline_ms:
+                yield "rank_left_out_chunks_total", own | {"rank": rank}, stats.left_out
         if stats.idle_s is not None:
             yield "rank_last_packet_age_seconds", own | {"rank": rank}, stats.idle_s
 

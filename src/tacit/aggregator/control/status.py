@@ -20,8 +20,9 @@ TAKEN = (
     "settled",
     "answered",
     "forwarded",
+    "passed",
 )  # the verdicts of packets that did what they came for
-EVENTS = ("completed", "saturated", "abandoned")
+EVENTS = ("completed", "saturated", "abandoned", "partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class JobStatus:
     relayed: bool = False  # its ranks are racks: aggregators
     parent: str = ""  # the aggregator above, if its sums go up
     shards: int = 0  # members behind its ranks, which are in no sum
+    deadline_ms: int = 0  # of a lossy job
 
     @property
     def absent(self) -> tuple[int, ...]:

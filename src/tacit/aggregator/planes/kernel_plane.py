@@ -191,6 +191,10 @@ class KernelPlane:
         for other, *_ in self._jobs.values():
             if job.slots.start < other.slots.stop and other.slots.start < job.slots.stop:
                 raise ConfigError(f"slots={job.slots} meet those of job {other.id}, {other.slots}")
+        if job.deadline_ms or job.lanes is LaneType.F32:
+            raise ConfigError(
+                "the kernel plane has no clock and adds no floats, which star(loss=...) needs: start the aggregator with --plane user"
+            )
         if job.upstream:
             raise ConfigError(
                 "the kernel plane has no parent: start the aggregators of the racks with --plane user; above them, either will do"

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """Of a rank, or of a shard. `missing`: unfinished chunks that wait for it."""
+    """Of a rank, or of a shard. `missing`: unfinished chunks that wait for it; `left_out`: chunks that a lossy job closed without it."""
 
     packets: int
     idle_s: float | None  # since its last packet; None: there was none
     missing: int
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class UserPlane:
                 job.below,
                 upstream_of(job),
                 job.shards,
+                job.deadline_ms * 1_000_000,
             )
         except ValueError as cause:
             raise ConfigError(str(cause)) from cause
@@ -89,8 +90,8 @@ class UserPlane:
             raise ConfigError(str(cause)) from cause
         now_ns = self._core.now_ns()
         ranks = tuple(
-            RankStats(packets, max(0, now_ns - last_ns) / 1e9 if last_ns else None, missing)
-            for packets, last_ns, missing in found.pop("ranks")
+            RankStats(packets, max(0, now_ns - last_ns) / 1e9 if last_ns else None, missing, left_out)
+            for packets, last_ns, missing, left_out in found.pop("ranks")
         )
         return JobStats(time_s=now_ns / 1e9, ranks=ranks, **found)
 
