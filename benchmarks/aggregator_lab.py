@@ -92,8 +92,8 @@ class Node:
 
 
 @contextmanager
-def nodes(network: Lab, case: Case) -> Iterator[tuple[list[Node], Node, Node]]:
-    """The ranks, the switch, the server. Whatever happens, they end with the lab."""
+def nodes(network: Lab, case: Case, slots: int = 512) -> Iterator[tuple[list[Node], Node, Node]]:
+    """The ranks, the switch, the server. Whatever happens, they end with the lab. `slots`: of each plane."""
     *hosts, last = network.hosts
     switch = network.switches[0]
     ports = [f"port{i}" for i in range(case.world)]
@@ -114,7 +114,9 @@ def nodes(network: Lab, case: Case) -> Iterator[tuple[list[Node], Node, Node]]:
             return Node(process, log, name)
 
         found = [
-            start("switch", "lo", role="planes", address=switch.address, ports=ports, mtu=case.mtu),
+            start(
+                "switch", "lo", role="planes", address=switch.address, ports=ports, mtu=case.mtu, slots=slots
+            ),
             start(last.name, "lo", role="planes", address=last.address, ports=[], mtu=case.mtu),
             *(
                 start(

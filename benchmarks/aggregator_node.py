@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
@@ -28,9 +29,12 @@ from tacit.aggregator.control.server import ControlServer
 from tacit.aggregator.planes import bpf
 from tacit.aggregator.planes.kernel_plane import KernelPlane
 from tacit.lab.network.wiring import _nft, _one_in
+from tacit.schemes import presence
 
 SECRET = "benchmark"
 PLANE_SLOTS = 512
+MOST_SLOTS = 1 << 14
+MTU = 1500  # of lossy jobs
 GROUP_S = timedelta(seconds=60)
 PATIENCE_S = 10.0
 WAYS = {"down": 0, "up": 1}  # nft's hooks at a rank's interface: what arrives, what leaves
@@ -45,17 +49,17 @@ Numbers = NDArray[Any]
 class Planes:
     """A user-space plane, and where `ports` are named a kernel plane on them, each with its control."""
 
-    def __init__(self, address: str, ports: list[str], mtu: int) -> None:
+    def __init__(self, address: str, ports: list[str], mtu: int, slots: int = PLANE_SLOTS) -> None:
         self._stack = ExitStack()
         self._ports, self._gso_nbytes = ports, 0
         self.planes: dict[str, UserPlane | KernelPlane] = {
-            "user": self._stack.enter_context(UserPlane((address, 0), slots=PLANE_SLOTS))
+            "user": self._stack.enter_context(UserPlane((address, 0), slots=slots))
         }
         self.missing = KernelPlane.missing() if ports else ""
         if ports and not self.missing:
             self._stack.enter_context(_bpf_statistics())
             self.planes["kernel"] = self._stack.enter_context(
-                KernelPlane((address, 0), ports, slots=PLANE_SLOTS, mtu=mtu)
+                KernelPlane((address, 0), ports, slots=slots, mtu=mtu)
             )
         self._controls = {
             kind: self._stack.enter_context(ControlServer(plane, (address, 0), [SECRET], kind=kind))
@@ -116,16 +120,25 @@ class Rank:
         self._stack.callback(dist.destroy_process_group)
 
     def join(
-        self, name: str, control: tuple[str, int], lanes: str, mtu: int, slots: int, runs: bool
+        self,
+        name: str,
+        control: tuple[str, int],
+        lanes: str,
+        mtu: int,
+        slots: int,
+        runs: bool,
+        deadline_ms: int = 0,
     ) -> dict[str, Any]:
-        """Is a rank of this job from now on. `runs`: it hands over runs of packets, whatever the grant says."""
+        """Is a rank of this job from now on. `runs`: it hands over runs of packets, whatever the grant says. `deadline_ms`: the job is
+        lossy, and takes all slots that it gets."""
         kind = LaneType[lanes]
         client = self._stack.enter_context(Client((self._address, 0)))
         table = _table(self.world) if kind.indexed else (0,) * 16
-        terms = Terms(name, self.world, kind, kind.elements(mtu), slots, table)
+        wish = MOST_SLOTS if deadline_ms else slots
+        terms = Terms(name, self.world, kind, kind.elements(mtu), wish, table, deadline_ms=deadline_ms)
         where = (control[0], control[1])
         member = self._stack.enter_context(Membership(where, SECRET, terms, self.rank, client.port))
-        client.start(member.job, self.rank, member.plane, segment=runs or member.segment)
+        client.start(member.job, self.rank, member.plane, segment=runs or member.segment, window=slots)
         self._jobs[name] = client, kind
         return {"slots": len(member.job.slots)}
 
@@ -155,6 +168,75 @@ class Rank:
             "round_trip_s": after.round_trip_s,
             "timeout_s": after.timeout_s,
         }
+
+    def lossy(self, name: str, numel: int, start_s: float) -> dict[str, Any]:
+        """The same through a lossy job: which sum came, and whether it is that of the ranks that it says are in it."""
+        client, _ = self._jobs[name]
+        elements = LaneType.F32.elements(MTU)
+        vectors = [_floats(numel, rank) for rank in range(self.world)]
+        own = presence.framed(vectors[self.rank], elements, self.rank)
+        out = self._out.setdefault((name, numel), np.empty(own.nbytes, np.uint8))
+        before = client.stats
+        _sleep_until(start_s)
+        outcome = client.reduce(
+            own.view(torch.uint8).view(-1).numpy(), out, own.numel(), patience_s=PATIENCE_S
+        )
+        took_s = time.monotonic() - start_s
+        after = client.stats
+        total = torch.from_numpy(out).view(torch.float32).view(own.shape)
+        found = presence.read(total.clone(), vectors[self.rank], self.world, self.rank)
+        expected = sum(
+            presence.framed(x, elements, rank) * found.present[:, rank, None]
+            for rank, x in enumerate(vectors)
+        )
+        return {
+            "took_s": took_s,
+            "exact": outcome is SumOutcome.DONE and torch.equal(total, expected),
+            "crc": zlib.crc32(out),
+            "left_out": int((~found.present).sum()),
+            "parts": found.present.numel(),
+            "repaired": after.repaired - before.repaired,
+            "timeouts": after.timeouts - before.timeouts,
+        }
+
+    def steps(
+        self,
+        name: str,
+        numel: int,
+        steps: int,
+        compute_s: float,
+        late: int,
+        every: int,
+        pause_s: float,
+        start_s: float,
+    ) -> dict[str, Any]:
+        """Steps that compute (sleep) and sum; rank `late` pauses before each `every`-th. In a lossy job, a rank that is a whole
+        step behind takes the sum that the others have closed, and computes nothing."""
+        client, lanes = self._jobs[name]
+        floats = lanes is LaneType.F32
+        if floats:
+            framed = presence.framed(_floats(numel, self.rank), LaneType.F32.elements(MTU), self.rank)
+            data, count = framed.view(torch.uint8).view(-1).numpy(), framed.numel()
+        else:
+            data, count = _vector(lanes.name, numel, self.rank, self.world)[0], numel
+        out = np.empty(lanes.result_nbytes(8) * count // 8, np.uint8)
+        step_s, skipped, crc, left_out = list[float](), 0, 0, 0
+        _sleep_until(start_s)
+        for step in range(steps):
+            began_s = time.monotonic()
+            if self.rank == late and step % every == every // 2:
+                time.sleep(pause_s)
+            if floats and client.ahead * LaneType.F32.elements(MTU) >= count:
+                skipped += 1
+            else:
+                time.sleep(compute_s)
+            outcome = client.reduce(data, out, count, patience_s=PATIENCE_S)
+            assert outcome is SumOutcome.DONE
+            step_s.append(time.monotonic() - began_s)
+            crc = zlib.crc32(out, crc)
+            if floats:
+                left_out += int((client.counts < self.world).sum())
+        return {"step_s": step_s, "skipped": skipped, "crc": crc, "partial": left_out}
 
     def gloo(self, numel: int, start_s: float) -> dict[str, Any]:
         """The same numbers as float32, all-reduced: whole ones below 2^24, so that any order gives the same sum."""
@@ -206,6 +288,12 @@ def _vector(lanes: str, numel: int, rank: int, world: int) -> tuple[Numbers, Num
     assert own is not None
     assert total is not None
     return own, total
+
+
+@cache
+def _floats(numel: int, rank: int) -> torch.Tensor:
+    """Whole numbers, so that any order of any ranks gives the same sum."""
+    return torch.randint(-(2**16), 2**16, (numel,), generator=torch.Generator().manual_seed(rank)).float()
 
 
 def _table(world: int) -> tuple[int, ...]:

@@ -64,6 +64,7 @@ class Exchange:
 
     def __init__(self, channel: Channel, codec: Codec, stats: Stats, *, device: torch.device):
         self.channel, self.wire, self.codec, self.stats = channel, channel.wire, codec, stats
+        stats.losses = channel.scheme.losses
         self.most_started = (
             _MOST_STARTED  # with 1, what goes first has the wire to itself; each rank may decide for itself
         )

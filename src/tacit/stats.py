@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -13,6 +13,52 @@ from tacit.units import size_text, time_text
 
 log = logging.getLogger("tacit")
 TIMES = ("encode", "wire", "decode", "wait")
+_RECENT_CHUNKS = 2000  # of which a share is taken
+
+
+class Losses:
+    """What a lossy scheme has left out so far, the same on all ranks; a warning of rank 0 once it is more than was said."""
+
+    def __init__(self, said: float, world: int, rank: int) -> None:
+        self._said, self._rank, self._warned = said, rank, False
+        self.chunks = self.partial_chunks = 0
+        self.left_out = [0] * world  # chunks without each rank
+        self._recent: deque[tuple[int, int]] = (
+            deque()
+        )  # chunks of a sum, and how many parts of ranks they lack
+
+    def add(self, left_out: Sequence[int], chunks: int, partial: int) -> None:
+        """A sum of so many chunks; `left_out` of them by rank."""
+        self.chunks += chunks
+        self.partial_chunks += partial
+        self.left_out = [a + b for a, b in zip(self.left_out, left_out, strict=True)]
+        self._recent.append((chunks, sum(left_out)))
+        while (
+            len(self._recent) > 1 and sum(n for n, _ in self._recent) - self._recent[0][0] >= _RECENT_CHUNKS
+        ):
+            self._recent.popleft()
+        self._warn_if_more()
+
+    def _warn_if_more(self) -> None:
+        chunks, lacking = (sum(column) for column in zip(*self._recent, strict=True))
+        share = lacking / (chunks * len(self.left_out))
+        if self._warned or chunks < _RECENT_CHUNKS or share <= self._said:
+            return
+        self._warned = True
+        most = max(range(len(self.left_out)), key=self.left_out.__getitem__)
+        log.log(
+            logging.INFO if self._rank else logging.WARNING,
+            "%.2g %% of what ranks sent was left out of the last %d chunks, more than loss=%g; most of it is rank %d's. It comes later, from "
+            "the codec's memory, if that has one; handle.stats counts on",
+            100 * share, chunks, self._said, most,
+        )  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "chunks": self.chunks,
+            "partial_chunks": self.partial_chunks,
+            "left_out_by_rank": {str(rank): n for rank, n in enumerate(self.left_out)},
+        }
 
 
 class Stats:
@@ -28,6 +74,7 @@ class Stats:
         self._seconds = dict.fromkeys(TIMES, 0.0)
         self.nonfinite: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()  # of what peers sent, by reason; gossip only
+        self.losses: Losses | None = None  # of a scheme that may leave ranks out
         self.steps = 0
         self.numel = 0
         self.over = ""  # the network interfaces that carry the exchange, where they are known
@@ -93,6 +140,7 @@ class Stats:
                 "nonfinite": dict(self.nonfinite),
                 **{f"{what}_s": self._seconds[what] for what in TIMES},
                 **self._step_s,
+                **({} if self.losses is None else self.losses.as_dict()),
             }
 
     def __str__(self) -> str:
@@ -113,6 +161,9 @@ class Stats:
         rows += [
             (name.replace("_", " ").removesuffix(" s"), "", time_text(s)) for name, s in self._step_s.items()
         ]
+        if self.losses is not None:
+            share = self.losses.partial_chunks / max(1, self.losses.chunks)
+            rows += [("chunks without a rank", f"{self.losses.partial_chunks:,}", f"{100 * share:.2g} %")]
         width = max(len(row[0]) for row in rows)
         over = f"over {self.over}" if self.over else ""
         lines = [f"{a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows]

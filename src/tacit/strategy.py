@@ -20,7 +20,7 @@ from tacit.redaction import plain_secret, take_secrets
 from tacit.registry import Registry
 from tacit.requests import Codec, Composes
 from tacit.rounds import RULES, EveryStep, GradientRule, MergeRule, Rule, TriggerRule
-from tacit.schemes import SCHEMES, AllReduce, Gossip, Scheme, Sharded
+from tacit.schemes import SCHEMES, AllReduce, Gossip, Scheme, Sharded, Star
 
 _SHAPE = "write 'when / what / who', for example 'every / int8(block=256) / sharded'"
 
@@ -79,6 +79,10 @@ class Strategy:
         if not pairs and not isinstance(self.when, GradientRule | MergeRule):
             raise PairingError(
                 f"with {self.when} every rank decides by itself when to exchange: write '{self.when} / {self.what} / gossip'"
+            )
+        if isinstance(self.who, Star) and self.who.loss and not isinstance(self.when, GradientRule):
+            raise PairingError(
+                f"{self.when} merges models, and with loss={self.who.loss} a sum may lack some: write 'every / {self.what} / star(loss=...)'"
             )
         if pairs and isinstance(self.when, MergeRule) and self.when.after > 0:
             raise PairingError(

@@ -86,7 +86,12 @@ def attach_ddp(handle: Handle, target: Target) -> None:
         ):  # not where links are so fast that nothing is to be gained
             warn_of_wide_buckets(ddp, sum(p.nbytes for p in reduced.values()), nbytes)
         guard = Guard(
-            handle, Watch(ddp, reduced.values()), weak_parameters(reduced), check_every, buckets[0].device
+            handle,
+            Watch(ddp, reduced.values()),
+            weak_parameters(reduced),
+            check_every,
+            buckets[0].device,
+            sparing=channel.scheme.losses is not None,
         )
         attachment = DdpAttachment(handle, ddp, channel, buckets, guard, reduced, optimizer, cut, sizes)
         try:

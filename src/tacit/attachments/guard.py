@@ -1,6 +1,6 @@
 """What ranks compare while they train, so that none of them goes its own way without anyone noticing.
 
-With every exchange each rank sends a note of 24 bytes: the parameter that it trains and nobody exchanges, if there is one; its step; and
+With every exchange (where ranks may be at different steps, only when something is to be checked) each rank sends a note of 24 bytes: the parameter that it trains and nobody exchanges, if there is one; its step; and
 every `check_every` steps a checksum of what all ranks must hold alike. The answer is the same on all ranks, and so is the error.
 
     note = x, ~x      Max over ranks = max x, ~min x:    all notes are equal if both halves agree
@@ -155,12 +155,21 @@ class Guard:
         alike: Callable[[], Mapping[str, Tensor]] | None,
         every: int,
         device: torch.device,
+        *,
+        sparing: bool = False,
     ):
+        """`sparing`: ranks need not be at the same step, so that a note makes them wait for each other: none but where checksums are due."""
+        self._sparing = sparing
         self._handle, self._watch, self._alike, self._every = handle, watch, alike, every
         self._device = device
         self._notes = 0
         self._checked_at = 0  # the step of the last check,
         self._held_at: int | None = None  # and of the last one that was right
+
+    @property
+    def rests(self) -> bool:
+        """Whether this step needs no note. All ranks know it alike."""
+        return self._sparing and not self._is_due(self._handle.step)
 
     def note(self, *, any_step: bool = False, device: torch.device | None = None) -> Note:
         """This rank's note, for a Max with the others', on `device`. Nothing waits for the device.
@@ -178,11 +187,14 @@ class Guard:
 
     def _due(self, step: int) -> bool:
         """At the start, after the first step, and then every so often."""
+        due = self._is_due(step)
         self._notes += 1
-        if not self._every or (self._notes > 2 and abs(step - self._checked_at) < self._every):
-            return False
-        self._checked_at = step
-        return True
+        if due:
+            self._checked_at = step
+        return due
+
+    def _is_due(self, step: int) -> bool:
+        return bool(self._every) and (self._notes < 2 or abs(step - self._checked_at) >= self._every)
 
     def judge(self, note: Note, answer: Tensor, ask: Callable[[Request], Any]) -> None:
         """Raises, on all ranks, unless all notes were equal and name no parameter. Only then more is asked, with `ask`."""
@@ -250,6 +262,8 @@ class BackgroundGuard:
     def begin(self) -> None:
         """Before the first exchange of a step."""
         self._judge()
+        if self._guard.rests:
+            return
         note = self._guard.note()
         sent = note.sent
 

@@ -2,7 +2,7 @@
 
 Gradients leave while the pass runs. Which parameters took part is agreed with one tiny Max a step: a parameter that
 no rank used keeps its gradient as it was (None at first), one that only others used gets their mean. The note of guard.py
-rides along with it.
+rides along with it. Where ranks may be at different steps nothing is agreed: all parameters get a mean in every step.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,14 @@ def attach_plain(handle: Handle, target: Target) -> None:
         start_alike(channel.wire, model)
         nbytes = settled_nbytes(handle, channel, parameters, target.bucket_nbytes)
         buckets = cut(nbytes)
-        guard = Guard(handle, Watch(model), weak_parameters(parameters), check_every, buckets[0].device)
+        guard = Guard(
+            handle,
+            Watch(model),
+            weak_parameters(parameters),
+            check_every,
+            buckets[0].device,
+            sparing=channel.scheme.losses is not None,
+        )
         attachment = PlainAttachment(
             handle, channel, handle.strategy.what, parameters, buckets, guard, cut=cut
         )
@@ -156,16 +163,23 @@ class PlainAttachment:
             self._unused = self.exchange.start(Max(1 - used.to(self._backward.buckets[0].device)))
             self._overlap.handed_over()
             return
-        note = self._guard.note()
-        answer = self.exchange.ask(Max(torch.cat([used.to(note.own.device), note.sent])))
-        self._guard.judge(note, answer[len(used) :], self.exchange.ask)
-        anywhere = answer[: len(used)].tolist()
+        anywhere = self._used_anywhere(used)
         for (name, parameter), somewhere in zip(parameters.items(), anywhere, strict=True):
             if somewhere or name in offered:  # a momentum goes on where no rank has a gradient
                 _write(parameter, means[name])
             elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])
         self._handle.step_ended()
+
+    def _used_anywhere(self, used: Tensor) -> list[int]:
+        """By parameter, whether some rank's pass used it."""
+        lossy = self.channel.scheme.losses is not None
+        if lossy and self._guard.rests:
+            return [1] * len(used)
+        note = self._guard.note()
+        answer = self.exchange.ask(Max(torch.cat([used.to(note.own.device), note.sent])))
+        self._guard.judge(note, answer[len(used) :], self.exchange.ask)
+        return [1] * len(used) if lossy else answer[: len(used)].tolist()
 
     def _begin_ahead(self, overlap: ForwardOverlap) -> None:
         overlap.begin()

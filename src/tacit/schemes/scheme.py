@@ -29,6 +29,7 @@ from tacit.requests import (
     merge_stages,
     seed_of,
 )
+from tacit.stats import Losses
 from tacit.transports import Wire
 
 
@@ -41,6 +42,12 @@ class Scheme(ABC):
     lingers: ClassVar[bool] = False
     """Whether `start` returns before a sum or a maximum is here, so that others may begin meanwhile. Where sums block, an answer that
     lingered would be handed on after the next of them only."""
+
+    @property
+    def losses(self) -> Losses | None:
+        """What it has left out; None where all ranks are in every sum. Where it is not None ranks may be at different steps, so what asks all
+        of them for something has them wait for each other."""
+        return None
 
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:

@@ -12,6 +12,10 @@ Bytes that leave a rank: its payload once, whatever the world. What the aggregat
 - Sum of floats: fixed point in 32-bit lanes. The exponent follows from the largest number of all ranks, which they agree on
   first; what rounding takes from a rank's payload goes to its memory (`lost`).
 
+**Bounded loss.** `star(loss=0.01)` does not wait for what is lost or late: a chunk is closed without ranks whose packets are missing, and all
+ranks get what was closed. Floats are then added as floats, in order of arrival, so no exponent need be agreed; schemes/presence.py says who
+is in, and what becomes of the rest; aggregator/lossy.py, when a chunk is closed. Never on unless `loss` is given.
+
 Ranks with the same address have the same aggregator; where addresses differ (a rack each), those aggregators must have one above them.
 
 Small sums that every rank waits for, maxima and gathers take the process group: they cost latency, not bandwidth. While the
@@ -30,21 +34,26 @@ from torch import Tensor
 
 from tacit import environment
 from tacit.aggregator.addresses import PORT, parse_address
+from tacit.aggregator.lossy import MOST_DEADLINE_MS
 from tacit.aggregator.spec import NO_TABLE, Address
 from tacit.aggregator.wire import MOST_RANKS, LaneType
 from tacit.errors import ConfigError, PairingError
-from tacit.requests import Codec, Dense, Sum, TableSum, Total
+from tacit.requests import Codec, Dense, Payload, Sum, TableSum, Total
+from tacit.schemes import presence
 from tacit.schemes.scheme import Scheme, max_over_ranks
 from tacit.schemes.sharded import Sharded
+from tacit.stats import Losses
 from tacit.transports import Wire
 from tacit.transports.aggregator_link import AggregatorLink, SumRequest
 from tacit.transports.lanes import sum_lanes
 
 _MOST_SLOTS = 1 << 14
 _MOST_IN_A_TREE = 255  # a result has its count in 8 bits
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _BY_BITS = {8: LaneType.U8, 16: LaneType.U16, 32: LaneType.I32}
 _INDEXED = {8: LaneType.TABLE_U8, 16: LaneType.TABLE_U16}
+_DEADLINE_MS = 20
 _WAY_OUT = "write star(at='host:port'), or set TACIT_AGGREGATOR"
 
 
@@ -62,6 +71,9 @@ class Star(Scheme):
     patience: float = 10.0
     mtu: int = 1500
     slots: int = 64
+    loss: float = 0.0
+    deadline_ms: int = _DEADLINE_MS
+    forgets: bool = False
 
     scatters: ClassVar[bool] = False
 
@@ -78,9 +90,25 @@ class Star(Scheme):
             raise ConfigError(f"mtu={self.mtu}: bytes that the path takes in one piece, 1500 on most")
         if not isinstance(self.slots, int) or not 2 <= self.slots <= _MOST_SLOTS:
             raise ConfigError(f"slots={self.slots}: 2 to {_MOST_SLOTS} packets on their way at a time")
+        self._check_loss()
+
+    def _check_loss(self) -> None:
+        if isinstance(self.loss, bool) or not isinstance(self.loss, int | float) or not 0 <= self.loss < 1:
+            raise ConfigError(
+                f"loss={self.loss}: the share of what ranks send that sums may lack before a warning, 0.01 for 1 %; 0 for none"
+            )
+        if type(self.deadline_ms) is not int or not 1 <= self.deadline_ms <= MOST_DEADLINE_MS:
+            raise ConfigError(
+                f"deadline_ms={self.deadline_ms}: 1 to {MOST_DEADLINE_MS} milliseconds that ranks wait for a late one"
+            )
+        if not isinstance(self.forgets, bool):
+            raise ConfigError(f"forgets={self.forgets}: True or False")
+        if not self.loss and (self.forgets or self.deadline_ms != _DEADLINE_MS):
+            raise ConfigError("deadline_ms= and forgets= are for star(loss=...), which is left out")
 
     def __str__(self) -> str:
         defaults = {"at": "", "patience": 10.0, "mtu": 1500, "slots": 64}
+        defaults |= {"loss": 0.0, "deadline_ms": _DEADLINE_MS, "forgets": False}
         said = [
             f"{name}={getattr(self, name)!r}"
             for name, usual in defaults.items()
@@ -91,10 +119,28 @@ class Star(Scheme):
     def check(self, codec: Codec, world: int | None) -> None:
         if not codec.traits.summable:
             raise PairingError(f"{codec} payloads cannot be added in the network; write '{codec} / sharded'")
+        if self.loss:
+            self._check_lossy(codec, world)
         if world is not None and world > _MOST_IN_A_TREE:
             raise PairingError(
                 f"world {world}: aggregators add for at most {_MOST_IN_A_TREE} ranks, {MOST_RANKS} each; "
                 f"write '{codec} / sharded'"
+            )
+
+    def _check_lossy(self, codec: Codec, world: int | None) -> None:
+        if codec.traits.lanes is not None or codec.traits.rounds != 1:
+            raise PairingError(
+                f"{codec} with loss={self.loss}: a sum of integers in a common scale cannot be scaled up where ranks are missing, and maxima "
+                f"wait for all; write 'ef(bf16)' or 'ef(randomk(0.1))', or leave loss= out"
+            )
+        if not codec.traits.remembers and not self.forgets:
+            raise PairingError(
+                f"{codec} with loss={self.loss} keeps nothing of what is left out of a sum; write 'ef({codec})', or star(..., forgets=True) to "
+                f"let it go"
+            )
+        if world is not None and world > MOST_RANKS:
+            raise PairingError(
+                f"world {world} with loss={self.loss}: one aggregator adds for at most {MOST_RANKS} ranks; leave loss= out"
             )
 
     def prepare(self) -> None:
@@ -116,9 +162,12 @@ class Star(Scheme):
             mtu=self.mtu,
             slots=self.slots,
             timeout=timeout,
+            deadline_ms=self.deadline_ms if self.loss else 0,
         )
         wire.lost_ranks = link.lost
-        return OpenStar(link)
+        if not self.loss:
+            return OpenStar(link)
+        return LossyStar(link, LaneType.F32.elements(self.mtu), Losses(self.loss, wire.world, wire.rank))
 
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
         raise _unopened()
@@ -177,6 +226,37 @@ class OpenStar(Scheme):
     def _add(self, wire: Wire, own: Tensor) -> Tensor:
         """The sum of every rank's 32-bit integers."""
         return sum_lanes(wire, self.link, own)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyStar(OpenStar):
+    """The same with `loss`: sums of floats may lack ranks."""
+
+    elements: int  # of a packet
+    found: Losses
+
+    @property
+    def losses(self) -> Losses:
+        return self.found
+
+    def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
+        payload = request.payload
+        assert isinstance(payload.format, Dense), "a summable payload is plain numbers"
+        if request.small or payload.format.dtype not in _FLOATS:
+            return Sharded().sum(wire, request, seed)
+        x = payload.unpack().reshape(-1)
+        own = presence.framed(x, self.elements, wire.rank).view(-1)
+
+        def over_the_group() -> Tensor:
+            return Sharded().sum(wire, Sum(Payload.dense(own)), seed).value
+
+        asked = SumRequest(LaneType.F32, NO_TABLE, own.view(torch.uint8), own.numel(), over_the_group)
+        total = self.link.sum(asked).view(-1, self.elements)
+        found = presence.read(total, x, wire.world, wire.rank)
+        missing = ~found.present
+        self.found.add(missing.sum(0).tolist(), len(missing), int(missing.any(1).sum()))
+        lost = None if found.lost is None else (0, payload.numel, found.lost)
+        return Total(found.value, wire.world, lost)
 
 
 def _unopened() -> ConfigError:

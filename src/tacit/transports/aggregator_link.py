@@ -25,6 +25,7 @@ at the very first join, and a warning ever after.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ _EVERY = 4  # sums from one announcement of rank 0 to the next, while the aggreg
 _GOSSIP_S = 1.0  # control reports within this who is lost
 _GONE = "gone"  # in the store, where the failure of the very first join would be
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_SUMS = (*_DTYPES.values(), torch.float32)
+_MOST_LAG_SLOTS = (
+    1 << 14
+)  # of a lossy job, which takes what the aggregator gives: they are how far a rank may lag
 
 
 Kind = tuple[LaneType, tuple[int, ...]]  # of sums; each has a job of its own
@@ -78,12 +83,13 @@ class SumRequest:
     @property
     def room(self) -> Tensor:
         """Lanes for the sum, not filled."""
-        return torch.empty(self.numel, dtype=_DTYPES[self.lanes.dtype.itemsize])
+        floats = self.lanes is LaneType.F32
+        return torch.empty(self.numel, dtype=torch.float32 if floats else _DTYPES[self.lanes.dtype.itemsize])
 
 
 class AggregatorLink(WatchedLink):
     """Opened by all ranks together. `sum` is for one thread, the wire's; `close` ends the watch and leaves the jobs. `meeting`: the ranks of
-    the wire in a group of their own, where the wire's has others too."""
+    the wire in a group of their own, where the wire's has others too. `deadline_ms`: its jobs are lossy (aggregator/lossy.py)."""
 
     _kind, _thread_name = "star", "tacit-star"
     _closed = "the way to the aggregator was closed; attach the model again to go on"
@@ -99,14 +105,16 @@ class AggregatorLink(WatchedLink):
         slots: int,
         timeout: timedelta | None,
         meeting: dist.ProcessGroup | None = None,
+        deadline_ms: int = 0,
     ) -> None:
         super().__init__(wire, timeout, meeting)
-        self._control, self._secret = control, secret
+        self._control, self._secret, self._deadline_ms = control, secret, deadline_ms
         self._patience_s, self._mtu, self._slots = patience_s, mtu, slots
         self._rack = self._find_rack()
-        self._newest: tuple[Tensor, int] | None = None  # the last sum, and its version as torch counts
-        self._waiting: SumRequest | None = None  # the wire's thread, for this sum
-        self._given: Tensor | None = None
+        # the last sums: number, and version as torch counts
+        self._kept: deque[tuple[int, Tensor, int]] = deque()
+        self._lag = 0  # elements that a rank may be behind by: 0 where nobody is by more than a sum
+        self._given: dict[int, Tensor] = {}  # sums that others have had before us, by number
         self._kinds: list[Kind] = []  # in the order of their first sums
         self._seats: dict[Kind, Seat] = {}
         self._ready: dict[Kind, Seat] | None = None  # places that it has taken, not yet in use
@@ -127,11 +135,12 @@ class AggregatorLink(WatchedLink):
             after = not self._using and self._number > self._group_from
         if after and self._number % _EVERY == 0:
             self._maybe_return()
-        total = self._through(request) if self._using else None
+        total = self._through(request) if self._using else self._taken()
         if total is None:
             total = request.over_the_group()
             with self._state:
-                self._finished, self._newest = self._number, None
+                self._finished = self._number
+                self._kept.clear()
                 self.round_about += 1
         return total.to(request.data.device)
 
@@ -139,7 +148,7 @@ class AggregatorLink(WatchedLink):
         """The sum from the aggregator, or from a rank that has it; None if nobody has: the process group must add."""
         total = None
         with self._state:
-            self._waiting, self._inside = request, not self._down
+            self._inside = not self._down
         try:
             if self._inside:
                 total = self._reduce(request)
@@ -150,7 +159,8 @@ class AggregatorLink(WatchedLink):
             with self._state:
                 self._inside = False
                 if total is not None:
-                    self._finished, self._newest = self._number, (total, total._version)
+                    self._finished = self._number
+                    self._keep(total)
                     self.through += 1
                 self._state.notify_all()
         if total is not None:
@@ -158,10 +168,22 @@ class AggregatorLink(WatchedLink):
         with self._state:
             self._state.wait_for(lambda: not self._using or self._error or self._closing)
             self._raise()
-            given, self._given = self._given, None
+        return self._taken()
+
+    def _taken(self) -> Tensor | None:
+        """This sum, if the others have had it before us and handed it over."""
+        with self._state:
+            given = self._given.pop(self._number, None)
             if given is not None:
-                self._finished, self._newest = self._number, None
+                self._finished = self._number
             return given
+
+    def _keep(self, total: Tensor) -> None:
+        """The newest sums, as many as a rank may lack."""
+        self._kept.append((self._number, total, total._version))
+        later = sum(kept.numel() for _, kept, _ in self._kept)
+        while len(self._kept) > 1 and (later := later - self._kept[0][1].numel()) >= self._lag:
+            self._kept.popleft()
 
     def _reduce(self, request: SumRequest) -> Tensor:
         seat = self._seat(request.kind)
@@ -199,13 +221,30 @@ class AggregatorLink(WatchedLink):
         """A place that is tested. GoneError, TacitError or OSError if there is none."""
         lanes, table = kind
         name = f"{self._run}/{age}/{self._kinds.index(kind)}"
-        terms = Terms(name, len(self._rack), lanes, lanes.elements(self._mtu), self._slots, table)
+        slots = _MOST_LAG_SLOTS if self._deadline_ms else self._slots
+        terms = Terms(
+            name,
+            len(self._rack),
+            lanes,
+            lanes.elements(self._mtu),
+            slots,
+            table,
+            deadline_ms=self._deadline_ms,
+        )
         client = Client()
         membership = None
         try:
             membership = join(terms, client.port)
             self._check_whole(membership)
-            client.start(membership.job, self._place, membership.plane, segment=membership.segment)
+            client.start(
+                membership.job,
+                self._place,
+                membership.plane,
+                segment=membership.segment,
+                window=self._slots,
+            )
+            if self._deadline_ms:
+                self._lag = 2 * len(membership.job.slots) * membership.job.elements
             seat = Seat(client, membership, self._mtu, self._rack)
             seat.test(check)
             return seat
@@ -298,28 +337,31 @@ class AggregatorLink(WatchedLink):
             self._state.wait_for(lambda: not self._inside)
             if self._error:
                 return
-            finished, newest = self._finished, self._newest
+            finished, kept = self._finished, dict[int, Tensor]()
+            for number, total, version in reversed(self._kept):
+                if total._version != version:  # a codec wrote into it
+                    break
+                kept[number] = total
         with suppress(RuntimeError):  # whatever brought this rank here, the others have to come too
             self._store.set(f"down/{self._age}", self._why)
         if not self.changes:
             self._settle(_GONE)
             self._raise_failure()  # of a rank that will not come
-        whole = newest is not None and newest[0]._version == newest[1]  # not if a codec wrote into it
         notes = torch.empty(self._wire.world, 2, dtype=torch.int64)
         # From each to each, not round a ring: every rank has to notice one that is dead, not only its neighbours.
-        own = torch.tensor([finished, whole]).repeat(self._wire.world, 1)
+        own = torch.tensor([finished, min(kept, default=finished + 1)]).repeat(self._wire.world, 1)
         dist.all_to_all_single(notes, own, group=self._meeting)
         have = notes[:, 0].tolist()
-        if min(have) < max(have):
-            holders = [rank for rank, note in enumerate(notes) if have[rank] == max(have) and note[1]]
-            if not holders or max(have) - min(have) > 1:
+        for number in range(min(have) + 1, max(have) + 1):
+            holders = [r for r, (last, first) in enumerate(notes.tolist()) if first <= number <= last]
+            if not holders:
                 raise TransportError(
-                    f"sum {max(have)} cannot be had again; restart all ranks from the last checkpoint"
+                    f"sum {number} cannot be had again; restart all ranks from the last checkpoint"
                 )
-            total = self._room(finished == max(have), holders[0])
-            dist.broadcast(total.view(torch.uint8), group_src=holders[0], group=self._meeting)
-            with self._state:
-                self._given = total if finished < max(have) else None
+            total = self._handed_out(kept.get(number), holders[0])
+            if finished < number:
+                with self._state:
+                    self._given[number] = total
         seats, self._seats = self._seats, {}
         with self._state:
             self._using, self._there = False, 0
@@ -338,13 +380,17 @@ class AggregatorLink(WatchedLink):
         )
         _close(seats)
 
-    def _room(self, finished: bool, holder: int) -> Tensor:
-        """Where the newest sum is, or where it comes to."""
-        if not finished:
-            assert self._waiting is not None, "a sum that somebody has was asked for here"
-            return self._waiting.room
-        assert self._newest is not None
-        return self._newest[0] if self._wire.rank == holder else torch.empty_like(self._newest[0])
+    def _handed_out(self, own: Tensor | None, holder: int) -> Tensor:
+        """A sum that the rank `holder` has, on all ranks."""
+        mine = own if self._wire.rank == holder else None
+        shape = torch.zeros(2, dtype=torch.int64)
+        if mine is not None:
+            shape = torch.tensor([mine.numel(), _SUMS.index(mine.dtype)])
+        dist.broadcast(shape, group_src=holder, group=self._meeting)
+        numel, kind = shape.tolist()
+        total = torch.empty(numel, dtype=_SUMS[kind]) if mine is None else mine
+        dist.broadcast(total.view(torch.uint8), group_src=holder, group=self._meeting)
+        return total
 
     def _maybe_return(self) -> None:
         """Rank 0 announces whether the aggregator adds from this sum on: it does if all ranks have taken their places."""

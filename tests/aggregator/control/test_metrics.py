@@ -97,7 +97,7 @@ def test_metrics_are_the_figures_of_the_plane() -> None:
     assert found["socket_losses_total", "reason=overrun"] == 0
     assert found["socket_buffer_bytes", "buffer=receive_buffer"] > 0
     names = {key[1].split("=")[1] for key in found if key[0] in ("packets_total", "dropped_packets_total")}
-    assert names == set(VERDICTS) and len(EVENTS) == 3
+    assert names == set(VERDICTS) and len(EVENTS) == 4
 
 
 def test_any_name_of_a_job_stays_inside_its_label() -> None:
