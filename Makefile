@@ -19,7 +19,7 @@ NATIVE := $(shell find native -type f)
 STUB := src/tacit/_core.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tacit._core -o
 
-.PHONY: help demo test test-fast test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loopback bench-overlap bench-plan bench-auto bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
+.PHONY: help demo test test-fast test-failed check stub fuzz bench bench-aggregator bench-clicks bench-loss bench-loopback bench-overlap bench-plan bench-auto bench-codec bench-error bench-accuracy bench-sparse chaos hostile clean distclean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ bench-aggregator: $(READY)  ## the aggregator in the lab, against gloo and one s
 
 bench-clicks: $(READY)  ## the click model in shards and with codecs against plain DDP, 200 Mbit, 3 seeds (about 10 minutes)
 	@$(BIN)/python benchmarks/click_model.py $(ARGS)
+
+bench-loss: $(READY)  ## star(loss=...) against exact recovery: lost packets, a late rank (lab, about 2 minutes)
+	@$(BIN)/python benchmarks/bounded_loss.py $(ARGS)
 
 bench-loopback: $(READY)  ## what tacit costs where nothing can be won: loopback, against plain DDP
 	@$(BIN)/python benchmarks/loopback.py $(ARGS)

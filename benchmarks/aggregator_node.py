@@ -172,9 +172,8 @@ class Rank:
     def lossy(self, name: str, numel: int, start_s: float) -> dict[str, Any]:
         """The same through a lossy job: which sum came, and whether it is that of the ranks that it says are in it."""
         client, _ = self._jobs[name]
-        elements = LaneType.F32.elements(MTU)
         vectors = [_floats(numel, rank) for rank in range(self.world)]
-        own = presence.framed(vectors[self.rank], elements, self.rank)
+        own = _framed(numel, self.rank)
         out = self._out.setdefault((name, numel), np.empty(own.nbytes, np.uint8))
         before = client.stats
         _sleep_until(start_s)
@@ -185,10 +184,7 @@ class Rank:
         after = client.stats
         total = torch.from_numpy(out).view(torch.float32).view(own.shape)
         found = presence.read(total.clone(), vectors[self.rank], self.world, self.rank)
-        expected = sum(
-            presence.framed(x, elements, rank) * found.present[:, rank, None]
-            for rank, x in enumerate(vectors)
-        )
+        expected = sum(_framed(numel, rank) * found.present[:, rank, None] for rank in range(self.world))
         return {
             "took_s": took_s,
             "exact": outcome is SumOutcome.DONE and torch.equal(total, expected),
@@ -215,7 +211,7 @@ class Rank:
         client, lanes = self._jobs[name]
         floats = lanes is LaneType.F32
         if floats:
-            framed = presence.framed(_floats(numel, self.rank), LaneType.F32.elements(MTU), self.rank)
+            framed = _framed(numel, self.rank)
             data, count = framed.view(torch.uint8).view(-1).numpy(), framed.numel()
         else:
             data, count = _vector(lanes.name, numel, self.rank, self.world)[0], numel
@@ -294,6 +290,11 @@ def _vector(lanes: str, numel: int, rank: int, world: int) -> tuple[Numbers, Num
 def _floats(numel: int, rank: int) -> torch.Tensor:
     """Whole numbers, so that any order of any ranks gives the same sum."""
     return torch.randint(-(2**16), 2**16, (numel,), generator=torch.Generator().manual_seed(rank)).float()
+
+
+@cache
+def _framed(numel: int, rank: int) -> torch.Tensor:
+    return presence.framed(_floats(numel, rank), LaneType.F32.elements(MTU), rank)
 
 
 def _table(world: int) -> tuple[int, ...]:

@@ -73,11 +73,12 @@ Playing some_job(Random& random, size_t index) {
     tacit_job& terms = job.terms;
     job.id = uint8_t(job_ids[index]);
     terms.cookie = random.next();
-    terms.lanes = uint8_t(1 + index % 5);
+    const bool lossy = index == 3 && !random.one_in(4);
+    terms.lanes = uint8_t(lossy ? int(TACIT_LANES_F32) : 1 + int(index % 5));
     const uint32_t most = TACIT_MOST_PAYLOAD * 8 / tacit_bits_down(terms.lanes);
     const uint32_t sizes[] = {8, 16, 40, 136, tacit_elements(terms.lanes, 1500), most / 8 * 8};
     terms.elements = __u16(random.one_of(sizes));
-    terms.slots = __u16(1u << random.below(7));
+    terms.slots = __u16(1u << (lossy ? 3 + random.below(4) : random.below(7)));
     terms.first_slot = __u16(index * 128 + random.below(64));
     const int worlds[] = {1, 2, 3, 4, 8, 64};
     const int world = random.one_of(worlds);
@@ -89,6 +90,12 @@ Playing some_job(Random& random, size_t index) {
         job.members.push_back(
             {uint32_t(0x0a000001 + 256 * index + unsigned(member)), __u16(4000 + member), 0});
     if (job.shards && random.one_in(2)) job.members.back() = {};  // has not joined
+    if (lossy) {
+        terms.quorum = uint8_t(world);
+        job.deadline_ns = 1 + random.below(10'000);  // its clock counts packets
+        playing.chunk = 0;
+        return playing;
+    }
     if (index > 1 && random.one_in(4)) {
         terms.below = uint8_t(world + int(random.below(uint64_t(256 - world))));
         terms.quorum = uint8_t(world);
@@ -324,7 +331,7 @@ int main(int argc, char** argv) {
     packet.bytes.reserve(most_udp);
     const std::unique_ptr<uint8_t[]> memory(new uint8_t[most_udp]);
     std::vector<uint8_t> sent(most_udp);
-    Outbox out(1);
+    Outbox out(1, 16);  // few to spare, so that some chunks have to wait
     uint64_t answers = 0, mutated = 0;
     const auto start = std::chrono::steady_clock::now();
 
@@ -334,6 +341,12 @@ int main(int argc, char** argv) {
             plane.remove_job(jobs[index].job.id);
             jobs[index] = some_job(random, index);
             plane.add_job(jobs[index].job);
+        }
+        if (random.one_in(50)) {  // the clock
+            out.clear();
+            plane.expire(number, out);
+            for (const auto& answer : out.answers())
+                std::memcpy(sent.data(), answer.packet.data(), answer.packet.size());
         }
         const bool replayed = random.one_in(8);
         if (replayed)

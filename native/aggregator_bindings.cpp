@@ -443,7 +443,8 @@ void define_common(Class& plane) {
                 return stats_to_python(found);
             },
             "id"_a, nb::sig("def stats(self, id: int) -> dict[str, typing.Any]"),
-            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing, left_out) by member.");
+            "One job: counts, bytes, unfinished chunks, and (packets, last_ns, missing, left_out) by "
+            "member.");
 }
 
 }  // namespace

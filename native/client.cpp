@@ -462,9 +462,8 @@ void Client::send_all() {
 
 // In place of data that are sent for the second time.
 void Client::send_asks() {
-    const auto asks = std::stable_partition(to_send_.begin(), to_send_.end(), [&](size_t at) {
-        return !slots_[at].again || slots_[at].asked;
-    });
+    const auto asks = std::stable_partition(to_send_.begin(), to_send_.end(),
+                                            [&](size_t at) { return !slots_[at].again || slots_[at].asked; });
     const uint64_t now = UdpPlane::now_ns();
     std::for_each(asks, to_send_.end(), [&](size_t at) {
         Slot& slot = slots_[at];

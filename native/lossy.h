@@ -7,13 +7,13 @@
 //     settle): its packet is lost;
 //   - or the rank is absent: a chunk was open for the deadline without it. It is back once its packet of some
 //     chunk, closed or not, comes within the deadline after the first rank's.
-// Half of the ranks must be in, or it goes on waiting. What is closed stays closed, and goes to all ranks: who
-// asks later, or was not in it, gets the same bits.
+// Half of the ranks must be in, or it goes on waiting. What is closed stays closed, and goes to all ranks:
+// who asks later, or was not in it, gets the same bits.
 //
 // A rank may be late by many chunks, and then takes the sums that the others have closed. They are in their
-// cells until chunk k + 2 S comes, and that chunk is held back while a rank may lack chunk k. Ranks of a lossy
-// job send a chunk only if they have the results of all chunks that lie S / 2 or more before it, so the newest
-// chunk of the last rank says what all of them have. Chunks of a lossy job start at 0.
+// cells until chunk k + 2 S comes, and that chunk is held back while a rank may lack chunk k. Ranks of a
+// lossy job send a chunk only if they have the results of all chunks that lie S / 2 or more before it, so the
+// newest chunk of the last rank says what all of them have. Chunks of a lossy job start at 0.
 #pragma once
 
 #include <algorithm>
@@ -69,9 +69,7 @@ class Lossy {
     struct Gone {
         std::uint32_t from, to;
     };
-    Gone sent(std::size_t rank, std::uint32_t chunk) {
-        return advance(newest_[rank], chunk, lossy_gap);
-    }
+    Gone sent(std::size_t rank, std::uint32_t chunk) { return advance(newest_[rank], chunk, lossy_gap); }
     Gone passed(std::size_t rank, std::uint32_t chunk) { return advance(passed_[rank], chunk, 0); }
 
     std::uint64_t missing(const tacit_cell& cell) const {

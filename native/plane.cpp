@@ -115,7 +115,7 @@ struct Plane::Active {
     std::vector<Member> members;
     std::vector<Cell> cells;
     std::unique_ptr<LossyJob> lossy;  // if it is one
-    size_t stride;  // bytes from the lanes of one cell to those of the next
+    size_t stride;                    // bytes from the lanes of one cell to those of the next
     std::unique_ptr<uint8_t, decltype(&std::free)> lanes;
     std::array<std::atomic<uint64_t>, TACIT_COUNTS> counts{};
     std::atomic<uint64_t> received_nbytes = 0, answered_nbytes = 0;
@@ -388,8 +388,7 @@ tacit_count Plane::sum_up_lossy(Active& job, tacit_header& header, std::span<con
     const auto verdict = take_lossy(job, header, payload, now_ns, out);
     if (verdict == TACIT_COUNT_HELD || verdict == TACIT_COUNT_STALE) return verdict;
     const bool data = header.kind == TACIT_KIND_DATA;
-    const auto gone =
-        data ? lossy.sent(header.rank, header.chunk) : lossy.passed(header.rank, header.chunk);
+    const auto gone = data ? lossy.sent(header.rank, header.chunk) : lossy.passed(header.rank, header.chunk);
     for (std::uint32_t chunk = gone.from; chunk != gone.to;)
         close_unless_it_waits(job, ++chunk, header.rank, out);
     if (data) close_unless_it_waits(job, header.chunk, header.rank, out);
@@ -524,7 +523,8 @@ Counts Plane::counts() const { return read(counts_); }
 JobStats Plane::stats(int id) const {
     const Active& job = find(id);
     JobStats found{read(job.counts), job.received_nbytes, job.answered_nbytes, 0, 0, {}};
-    for (const auto& member : job.members) found.ranks.push_back({member.packets, member.last_ns, 0, member.left_out});
+    for (const auto& member : job.members)
+        found.ranks.push_back({member.packets, member.last_ns, 0, member.left_out});
     for (const Cell& cell : job.cells) {
         const Lock lock(cell);
         if (!cell.state.seen || cell.state.done) continue;

@@ -58,9 +58,9 @@ class Outbox {
 using Counts = std::array<std::uint64_t, TACIT_COUNTS>;  // by tacit_count
 
 struct RankStats {
-    std::uint64_t packets;  // that were let in
-    std::uint64_t last_ns;  // when the last one came; 0: never
-    std::uint32_t missing;  // unfinished chunks that wait for this rank
+    std::uint64_t packets;   // that were let in
+    std::uint64_t last_ns;   // when the last one came; 0: never
+    std::uint32_t missing;   // unfinished chunks that wait for this rank
     std::uint64_t left_out;  // chunks that were closed without it
 };
 

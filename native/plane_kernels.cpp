@@ -53,6 +53,5 @@ bool add_floats(const std::uint8_t* payload, size_t numel, float* __restrict lan
 
 namespace tacit::TACIT_VARIANT {
 extern const PlaneKernels plane_kernels{TACIT_TEXT(TACIT_VARIANT), add_saturating<std::uint8_t>,
-                                        add_saturating<std::uint16_t>, add_wrapping,
-                                        add_floats};
+                                        add_saturating<std::uint16_t>, add_wrapping, add_floats};
 }

@@ -59,9 +59,9 @@
     X(PLACE, "place")         /* in it, but not where the chunk belongs */
 
 // What else is counted, beside the verdict of the packet that caused it.
-#define TACIT_EVENTS(X)                                                   \
-    X(COMPLETED, "completed") /* chunks whose result went to all */       \
-    X(SATURATED, "saturated") /* packets of which a lane met its limit */ \
+#define TACIT_EVENTS(X)                                                             \
+    X(COMPLETED, "completed") /* chunks whose result went to all */                 \
+    X(SATURATED, "saturated") /* packets of which a lane met its limit */           \
     X(ABANDONED, "abandoned") /* unfinished sums that made way for a later chunk */ \
     X(PARTIAL, "partial")     /* of the completed, those without some rank: lossy jobs */
 

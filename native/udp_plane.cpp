@@ -31,7 +31,7 @@ constexpr size_t batch =
     64;  // packets a call: half a megabyte at most, so that they stay in the second cache
 constexpr size_t frame = (TACIT_LOWER_NBYTES + TACIT_HEADER_NBYTES + TACIT_MOST_PAYLOAD + 63) / 64 * 64;
 constexpr size_t frames_nbytes = frame * batch;
-constexpr timeval tick{0, 1000};         // while there are lossy jobs, which have deadlines
+constexpr timeval tick{0, 1000};        // while there are lossy jobs, which have deadlines
 constexpr size_t most_messages = 1024;  // sendmmsg() takes no more at a time (UIO_MAXIOV)
 
 }  // namespace

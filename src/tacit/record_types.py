@@ -403,6 +403,8 @@ class StepRecord(TypedRecord, frozen=True, kw_only=True, tag="step"):
     wire_s: Number = 0.0
     decode_s: Number = 0.0
     wait_s: Number = 0.0
+    chunks: int = 0  # summed with star(loss=...),
+    partial_chunks: int = 0  # and of them those without some rank
 
 
 class RanksRecord(TypedRecord, frozen=True, kw_only=True, tag="ranks"):

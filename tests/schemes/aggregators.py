@@ -22,10 +22,10 @@ from tacit.aggregator import LaneType, UserPlane
 from tacit.aggregator.control.server import ControlServer
 from tacit.aggregator.client.membership import Membership, Terms
 from tacit.aggregator.control.parent import Parent
-port, secret, above, rack, lease_s, full = json.loads(sys.argv[1])
+port, secret, above, rack, lease_s, full, slots = json.loads(sys.argv[1])
 parent = Parent(("127.0.0.1", above), rack, 2) if above else None
 with ExitStack() as opened:
-    plane = opened.enter_context(UserPlane(("127.0.0.1", port), slots=256))
+    plane = opened.enter_context(UserPlane(("127.0.0.1", port), slots=slots))
     at = ("127.0.0.1", plane.address[1])
     opened.enter_context(ControlServer(plane, at, [secret], parent=parent, lease_s=lease_s))
     for number in range(4 if full else 0):
@@ -39,13 +39,15 @@ with ExitStack() as opened:
 class Aggregator:
     """A process that can be killed, and started again at the same port."""
 
-    def __init__(self, above: int = 0, rack: int = 0, *, lease_s: float = 10.0, full: bool = False) -> None:
-        self.port, self.above, self.rack, self.lease_s = 0, above, rack, lease_s
+    def __init__(
+        self, above: int = 0, rack: int = 0, *, lease_s: float = 10.0, full: bool = False, slots: int = 256
+    ) -> None:
+        self.port, self.above, self.rack, self.lease_s, self.slots = 0, above, rack, lease_s, slots
         self.start(full=full)
 
     def start(self, *, secret: str = SECRET, full: bool = False) -> None:
         """At the same port again; another socket of this machine may hold it for a moment. `full`: other runs have all slots."""
-        arguments = json.dumps([self.port, secret, self.above, self.rack, self.lease_s, full])
+        arguments = json.dumps([self.port, secret, self.above, self.rack, self.lease_s, full, self.slots])
         for _ in range(20):
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, arguments], stdout=subprocess.PIPE, text=True

@@ -4,9 +4,10 @@ import time
 
 import pytest
 import torch
-from schemes.aggregators import Aggregator, attached, link_of
-from toys import flat, loss_of
+from schemes.aggregators import Aggregator, attached, link_of, strategy_of
+from toys import deep, flat, loss_of
 
+import tacit
 from tacit.errors import ConfigError, PairingError
 from tacit.schemes import Star, presence
 from tacit.strategy import Strategy
@@ -18,6 +19,14 @@ PAUSE_S = 0.6
 @pytest.fixture(scope="module")
 def shared():
     aggregator = Aggregator()
+    yield aggregator
+    aggregator.close()
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    """Whose jobs keep the sums of many steps."""
+    aggregator = Aggregator(slots=4096)
     yield aggregator
     aggregator.close()
 
@@ -40,7 +49,7 @@ def _train_with_a_late_rank(rank, world, codec, at, steps, dies=None):
         return flat(model), handle.stats.as_dict(), link_of(handle).through, link_of(handle).changes
 
 
-@pytest.mark.parametrize("codec", ["ef(none)", "ef(randomk(0.3))", "none"])
+@pytest.mark.parametrize("codec", ["ef(randomk(0.3))", "none"])
 def test_ranks_hold_the_same_bits_after_one_was_late(ranks, shared, codec):
     found = ranks.run(WORLD, _train_with_a_late_rank, codec, shared.at, 12)
     for own in found[1:]:
@@ -118,3 +127,48 @@ def test_it_is_off_unless_loss_is_given_and_is_written_as_it_is_read():
     Strategy.parse("every / bf16 / star(loss=0.01, forgets=True)")
     with pytest.raises(PairingError, match=r"world 65.*at most 64"):
         Strategy.parse(text).check(65)
+
+
+def _train_and_catch_up(rank, world, kind, at, steps):
+    """The late rank asks before each step whether it has been missed; what it holds, and how many steps it did not compute."""
+    if kind == "ddp":
+        model, optimizer, handle = attached("ef(none)", at, loss=0.01)
+    else:
+        model = deep()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = tacit.attach(model, optimizer, strategy_of("ef(none)", at, loss=0.01), bucket="20kB")
+    missed = 0
+    with handle:
+        for step in range(steps):
+            if rank == LATE and step == AT:
+                time.sleep(PAUSE_S)
+            optimizer.zero_grad()
+            if handle.missed():
+                missed += 1
+            else:
+                loss_of(model, rank, step).backward()
+            optimizer.step()
+            time.sleep(0.01)
+        return flat(model), missed, handle.stats.as_dict()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "plain"])
+def test_a_late_rank_skips_what_the_others_have_finished_without_it(ranks, roomy, kind):
+    found = ranks.run(WORLD, _train_and_catch_up, kind, roomy.at, 30)
+    assert all(torch.equal(own[0], found[0][0]) for own in found)
+    assert found[LATE][1] >= 2 and found[LATE][2]["steps"] == 30
+    assert found[0][1] == found[1][1] == 0
+
+
+def test_buffers_that_ddp_would_send_in_every_forward_are_refused(ranks, shared):
+    for error in ranks.run(2, _attach_with_buffers, shared.at):
+        assert "broadcast_buffers=False" in error
+
+
+def _attach_with_buffers(rank, world, at):
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    )
+    with pytest.raises(ConfigError) as caught:
+        tacit.attach(model, None, strategy_of("ef(none)", at, loss=0.01))
+    return str(caught.value)

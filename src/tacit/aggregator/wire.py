@@ -5,7 +5,7 @@ Why they look like this: docs/decisions/0008-aggregator-wire.md.
 
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,9 @@ class LaneType(IntEnum):
 
     @property
     def largest(self) -> int:
-        return int(np.iinfo(self.dtype).max)
+        """The limit of a lane; of integers."""
+        limits: np.iinfo[Any] = np.iinfo(self.dtype)
+        return int(limits.max)
 
     def data_nbytes(self, elements: int) -> int:
         """Payload on the way up."""

@@ -4,10 +4,10 @@ Shared by DDP, whose hook brings a whole DDP bucket, and by plain modules, whose
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit import recycled
 from tacit.attachments.ahead import ForwardOverlap
@@ -186,6 +186,21 @@ class PassWatch:
             self._mark.detach()
         self._mark = None
         self._ended()
+
+
+def is_behind(exchange: Exchange) -> bool:
+    """Between two steps: whether the others have closed all sums of the next one without this rank."""
+    losses, steps = exchange.stats.losses, exchange.stats.steps
+    return losses is not None and steps > 0 and 0 < losses.chunks // steps <= exchange.channel.scheme.ahead
+
+
+def zeroed(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives each a gradient of zeros, where it had one."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
 
 
 def _nobody(name: str) -> None:

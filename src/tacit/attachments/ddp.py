@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from tacit.attachments.agreement import agree
 from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
-from tacit.attachments.backward import Backward, call_after_backward
+from tacit.attachments.backward import Backward, call_after_backward, is_behind, zeroed
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -85,6 +85,11 @@ def attach_ddp(handle: Handle, target: Target) -> None:
             channel.wire.paced or channel.wire.world == 2
         ):  # not where links are so fast that nothing is to be gained
             warn_of_wide_buckets(ddp, sum(p.nbytes for p in reduced.values()), nbytes)
+        if channel.scheme.losses is not None and ddp.will_sync_module_buffers():
+            raise ConfigError(
+                "DDP sends rank 0's buffers to all ranks in every forward pass, and with star(loss=...) ranks need not be at the same step; "
+                "build DDP(model, broadcast_buffers=False)"
+            )
         guard = Guard(
             handle,
             Watch(ddp, reduced.values()),
@@ -258,6 +263,26 @@ class DdpAttachment:
         self._handle.step_ended()
         if self._overlap is not None:
             call_after_backward(self._overlap.handed_over)  # after DDP, which writes gradients until then
+
+    def missed(self) -> bool:
+        ddp = self._ddp()
+        if (
+            self._overlap is not None
+            or self._backward.sparse
+            or self.exchange is None
+            or ddp is None
+            or not is_behind(self.exchange)
+        ):
+            return False
+        parameters = {self._name_of[id(p)]: p for p in ddp.parameters() if id(p) in self._name_of}
+        parameters = {name: p for name, p in parameters.items() if name in self._backward.numels}
+        zeroed(parameters.values())
+        self._guard.begin()
+        for name, parameter in parameters.items():
+            assert parameter.grad is not None
+            self._backward.arrive(name, parameter.grad.view(-1))
+        self._finish()
+        return True
 
     def flush(self) -> None:
         if self._overlap is not None:

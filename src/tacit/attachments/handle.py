@@ -96,6 +96,13 @@ class Owing(Attachment, Protocol):
     def flush(self) -> None: ...
 
 
+@runtime_checkable
+class Missing(Attachment, Protocol):
+    """One whose ranks need not be at the same step."""
+
+    def missed(self) -> bool: ...
+
+
 class Handle:
     """One strategy on one model on one rank, until `close()`. `tacit.attach` makes it.
 
@@ -327,6 +334,27 @@ class Handle:
         """
         if isinstance(self._attachment, Owing):
             self._attachment.flush()
+
+    def missed(self) -> bool:
+        """Whether the others have finished the next step without this rank, with `star(loss=...)`: it was late. If so the gradients are that
+        step's means, and there is nothing to compute for it: a rank that is late catches up with
+
+            if not handle.missed():
+                loss_of(model(x)).backward()
+            optimizer.step()
+
+        A rank that never asks is never wrong, but stays as far behind as it is, and what it computes is sent later. Elsewhere it is False.
+
+        Raises:
+            TransportError: The exchange has ended.
+
+        Example:
+            >>> import tacit, torch
+            >>> with tacit.attach(torch.nn.Linear(2, 1)) as handle:
+            ...     handle.missed()
+            False
+        """
+        return isinstance(self._attachment, Missing) and self._attachment.missed()
 
     def divergence(self) -> float:
         """How far the ranks' models differ. All ranks must call it, except in gossip, where each rank queries others by itself.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit.attachments.agreement import agree
 from tacit.attachments.ahead import ForwardOverlap, refuse_sparse, refuse_what_forbids_it
-from tacit.attachments.backward import Backward, call_after_outermost_backward
+from tacit.attachments.backward import Backward, call_after_outermost_backward, is_behind, zeroed
 from tacit.attachments.guard import BackgroundGuard, Guard, Watch
 from tacit.attachments.handle import (
     Handle,
@@ -170,6 +170,13 @@ class PlainAttachment:
             elif self._codec.traits.remembers and name not in self._backward.sparse:  # no row was sent
                 self._handle.memory.give_back(name, means[name])
         self._handle.step_ended()
+
+    def missed(self) -> bool:
+        if self._overlap is not None or self._backward.sparse or not is_behind(self.exchange):
+            return False
+        zeroed(self._parameters().values())
+        self._finish()
+        return True
 
     def _used_anywhere(self, used: Tensor) -> list[int]:
         """By parameter, whether some rank's pass used it."""

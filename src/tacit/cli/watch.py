@@ -141,6 +141,11 @@ def _head(view: TrainingView) -> list[str]:
             f"a step: computes {time_text(own)} ({100 * own / view.step_s:.0f} %), waits {time_text(wait)} "
             f"({100 * wait / view.step_s:.0f} %); beside it {beside}"
         )
+    if view.chunks:
+        share = view.partial_chunks / view.chunks
+        lines.append(
+            f"left out: {view.partial_chunks:,} of {view.chunks:,} chunks ({100 * share:.2g} %) went without some rank"
+        )
     predicted = view.predicted
     if predicted is not None and predicted.step_s and view.off is not None and view.step_s:
         between = (

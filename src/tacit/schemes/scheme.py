@@ -49,6 +49,11 @@ class Scheme(ABC):
         of them for something has them wait for each other."""
         return None
 
+    @property
+    def ahead(self) -> int:
+        """Between two steps: chunks (as `losses` counts them) that the others have closed already, from this rank's next one on."""
+        return 0
+
     @abstractmethod
     def check(self, codec: Codec, world: int | None) -> None:
         """Raises PairingError, with the way out, if this codec cannot be used with this scheme."""

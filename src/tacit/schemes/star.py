@@ -239,6 +239,10 @@ class LossyStar(OpenStar):
     def losses(self) -> Losses:
         return self.found
 
+    @property
+    def ahead(self) -> int:
+        return self.link.ahead
+
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
         payload = request.payload
         assert isinstance(payload.format, Dense), "a summable payload is plain numbers"

@@ -515,6 +515,13 @@ class AggregatorLink(WatchedLink):
             seats, self._ready = self._ready or {}, None
         _close(seats)
 
+    @property
+    def ahead(self) -> int:
+        """Between two sums: packets that the others of a lossy job have closed without this rank, from its next one on."""
+        if not self._using or self._down or not self._deadline_ms:
+            return 0
+        return max((seat.client.ahead for seat in self._seats.values()), default=0)
+
     # ---- for the wire ----
 
     def lost(self) -> tuple[int, ...]:

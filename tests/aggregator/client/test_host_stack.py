@@ -168,6 +168,72 @@ def test_losses_are_repaired_before_any_time_out_where_later_results_show_them()
         assert relay.dropped > 80 and sum(client.stats.repaired for client in ranks.clients) > 40
 
 
+def present(job: PlaneJob, sums: np.ndarray) -> np.ndarray:
+    """Whose numbers are in each lane: rank r sends 2^r everywhere."""
+    return sums.view(np.float32).astype(np.int64)[:, None] >> np.arange(job.world) & 1
+
+
+def reduce_powers(ranks: Team, numel: int, late: dict[int, float] | None = None) -> list[np.ndarray]:
+    """The sums of all ranks, of which some begin so many seconds later."""
+    sums = [ranks.room(numel) for _ in ranks.clients]
+
+    def work(rank: int) -> None:
+        time.sleep((late or {}).get(rank, 0.0))
+        data = np.full(numel, 2.0**rank, np.float32).view(np.uint8)
+        assert ranks.clients[rank].reduce(data, sums[rank], numel, patience_s=LONG_S) is SumOutcome.DONE
+
+    with running([lambda rank=rank: work(rank) for rank in range(ranks.job.world)]):
+        pass
+    return sums
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_ranks_of_a_lossy_job_get_the_same_sums_whatever_is_lost(loss):
+    job = some_job(world=4, lanes=LaneType.F32, elements=40, slots=256, deadline_ms=10_000)
+    with team(job, loss=loss, repeats=loss, reorders=loss / 2, seed=7) as (ranks, plane, relay):
+        for numel in (700 * job.elements, 3, 30 * job.elements + 5):
+            sums = reduce_powers(ranks, numel)
+            assert all(np.array_equal(own, sums[0]) for own in sums)
+            there = present(job, sums[0])
+            assert there.sum(1).min() >= 2  # half of them
+            if numel > 20_000:
+                assert there.mean() >= 1 - 2 * loss
+                assert there.all() == (loss == 0)
+        counts = plane.counts()
+        assert counts["completed"] == 732 and not counts["stale"] and not counts["abandoned"]
+        assert (counts["partial"] > 0) == (relay.dropped > 0) == (loss > 0)
+
+
+def test_a_late_rank_of_a_lossy_job_is_not_waited_for_and_gets_what_it_missed():
+    job = some_job(world=3, lanes=LaneType.F32, elements=40, slots=256, deadline_ms=20)
+    with team_without_network(job) as (ranks, plane):
+        reduce_powers(ranks, 100 * job.elements)
+        sums = [reduce_powers(ranks, 60 * job.elements, late={2: 0.4}) for _ in range(2)]
+        for own in sums:
+            assert np.array_equal(own[0], own[1]) and np.array_equal(own[0], own[2])
+            assert not present(job, own[0])[:, 2].any()
+        stats = plane.stats(job.id)
+        assert [rank.left_out for rank in stats.ranks][2] >= 120 and not stats.counts["stale"]
+        assert ranks.clients[2].ahead == 0
+
+
+def test_a_rank_of_a_lossy_job_knows_how_far_the_others_are():
+    job = some_job(world=3, lanes=LaneType.F32, elements=40, slots=256, deadline_ms=20)
+    numel = 50 * job.elements
+    with team_without_network(job) as (ranks, _):
+        data, outs = np.ones(numel, np.float32).view(np.uint8), [ranks.room(numel) for _ in range(3)]
+
+        def reduce(rank: int) -> None:
+            ranks.clients[rank].reduce(data, outs[rank], numel, patience_s=LONG_S)
+
+        for _ in range(2):
+            with running([lambda: reduce(0), lambda: reduce(1)]):
+                pass
+        assert ranks.clients[2].ahead == 100
+        reduce(2)
+        assert (outs[2].view(np.float32) == 2).all() and ranks.clients[2].ahead == 50
+
+
 def test_versions_and_chunk_numbers_wrap():
     job = some_job(world=3, lanes=LaneType.TABLE_U16, elements=40, slots=4)
     with team(job, start=2**32 - 17, loss=0.02, seed=1) as (ranks, _, _):

@@ -57,6 +57,8 @@ class TrainingView:
     predicted: PredictedStep | None
     chosen: str
     drifts: tuple[str, ...]
+    chunks: int = 0  # that star(loss=...) has summed, of the rank at the front,
+    partial_chunks: int = 0  # and of them those without some rank
 
     @property
     def lagging(self) -> tuple[int, ...]:
@@ -163,6 +165,8 @@ class LiveTraining:
             predicted=chosen.predicted if chosen else None,
             chosen=chosen.why if chosen else "",
             drifts=tuple(dict.fromkeys(text for found in seen.values() for text in found.drifts)),
+            chunks=front.steps[-1].chunks if front else 0,
+            partial_chunks=front.steps[-1].partial_chunks if front else 0,
         )
 
 
