@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.stats import Stats
+from tacit.stats import Losses, Stats
 from tacit.transports.process_group import ring_nbytes
 
 
@@ -77,3 +77,21 @@ def test_the_bytes_we_count_are_the_bytes_the_kernel_sees():
         row = json.loads(line)
         assert row["counted"] < row["seen"] < 1.03 * row["counted"], row
     assert len(found.stdout.splitlines()) == 4
+
+
+def test_losses_are_counted_and_more_than_was_said_is_warned_of_once_by_rank_0(caplog):
+    first, second = Losses(0.01, 4, 0), Losses(0.01, 4, 1)
+    for losses in (first, second):
+        for _ in range(10):
+            losses.add([0, 0, 2, 5], chunks=400, partial=7)  # 0.44 % of all parts
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
+        for _ in range(10):
+            losses.add([0, 0, 0, 40], chunks=400, partial=40)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1 and "more than loss=0.01; most of it is rank 3's" in warned[0].getMessage()
+    stats = Stats()
+    stats.losses = first
+    assert stats.as_dict() | {"chunks": 8000, "partial_chunks": 470} == stats.as_dict()
+    assert stats.as_dict()["left_out_by_rank"] == {"0": 0, "1": 0, "2": 20, "3": 450}
+    assert "chunks without a rank" in str(stats) and "5.9 %" in str(stats)
+    assert "chunks" not in Stats().as_dict()

@@ -69,6 +69,15 @@ def test_speed_bytes_and_parts_come_from_the_last_steps(tmp_path, capsys):
     assert "10 steps/s, 100 ms a step" in text and "computes 80 ms (80 %), waits 20 ms (20 %)" in text
 
 
+def test_what_a_lossy_scheme_leaves_out_is_shown(tmp_path, capsys):
+    recorder = write(tmp_path / "rank0.jsonl", 0, world=1)
+    fields = {"strategy": INT8, "steps": 21, "chunks": 2000, "partial_chunks": 30}
+    recorder.record("step", rank=0, step=21, **fields)
+    recorder.close()
+    assert "left out: 30 of 2,000 chunks (1.5 %) went without some rank" in shown(capsys, tmp_path, "--once")
+    assert as_json(capsys, tmp_path)["partial_chunks"] == 30
+
+
 def test_the_rank_that_others_wait_for_is_named(tmp_path, capsys):
     for rank in range(4):
         write(tmp_path / f"rank{rank}.jsonl", rank, own_s=0.098 if rank == 2 else 0.08)

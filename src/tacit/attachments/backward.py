@@ -195,7 +195,7 @@ def is_behind(exchange: Exchange) -> bool:
 
 
 def zeroed(parameters: Iterable[nn.Parameter]) -> None:
-    """Gives each a gradient of zeros, where it had one."""
+    """Makes the gradient of each zeros, in place where it has one."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

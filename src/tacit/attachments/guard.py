@@ -1,7 +1,8 @@
 """What ranks compare while they train, so that none of them goes its own way without anyone noticing.
 
-With every exchange (where ranks may be at different steps, only when something is to be checked) each rank sends a note of 24 bytes: the parameter that it trains and nobody exchanges, if there is one; its step; and
-every `check_every` steps a checksum of what all ranks must hold alike. The answer is the same on all ranks, and so is the error.
+With every exchange each rank sends a note of 24 bytes: the parameter that it trains and nobody exchanges, if there is one; its step; and
+every `check_every` steps a checksum of what all ranks must hold alike. The answer is the same on all ranks, and so is the error. Where ranks
+may be at different steps, notes go with checksums only.
 
     note = x, ~x      Max over ranks = max x, ~min x:    all notes are equal if both halves agree
 """

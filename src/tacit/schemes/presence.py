@@ -45,15 +45,16 @@ def read(total: Tensor, own: Tensor, world: int, rank: int) -> PartialSum:
     bits = total[:, :LANES].cpu().long()
     present = torch.stack([bits[:, r // _A_LANE] >> r % _A_LANE & 1 for r in range(world)], dim=1).bool()
     partial = (~present.all(1)).nonzero().reshape(-1)
-    body = total[:, LANES:]
+    value = total[:, LANES:].clone(
+        memory_format=torch.contiguous_format
+    )  # others may need what came as it is
     if not partial.numel():
-        return PartialSum(body.reshape(-1)[:numel], None, present)
+        return PartialSum(value.view(-1)[:numel], None, present)
     scale = (world / present[partial].sum(1)).float()
     share = torch.where(present[partial, rank], scale, 0.0)
-    value = body.contiguous()
     value[partial.to(value.device)] *= scale.to(value.device)[:, None]
     lost = torch.zeros_like(own)
     for row, part in zip(partial.tolist(), share.tolist(), strict=True):
         chunk = slice(row * room, (row + 1) * room)
         lost[chunk] = own[chunk] * (1.0 - part)
-    return PartialSum(value.reshape(-1)[:numel], lost, present)
+    return PartialSum(value.view(-1)[:numel], lost, present)

@@ -17,7 +17,7 @@ goes wrong before that (no slots, another secret, another service on the port) i
 run that is fine without the aggregator never ends, and never waits, because of it.
 
 **Late.** A rank that does not come is waited for, named in a warning after a while, and in an error at the process group's
-time-out.
+time-out. Not in lossy jobs (aggregator/lossy.py): there it may be many sums behind, so each rank keeps the last ones for a meeting.
 
 **Errors.** What only the user can correct (a wrong secret or host name, aggregators of racks without one above them) is a ConfigError
 at the very first join, and a warning ever after.
@@ -58,9 +58,7 @@ _GOSSIP_S = 1.0  # control reports within this who is lost
 _GONE = "gone"  # in the store, where the failure of the very first join would be
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _SUMS = (*_DTYPES.values(), torch.float32)
-_MOST_LAG_SLOTS = (
-    1 << 14
-)  # of a lossy job, which takes what the aggregator gives: they are how far a rank may lag
+_MOST_LAG_SLOTS = 1 << 14  # of a lossy job: how far a rank may lag; it takes what the aggregator gives
 
 
 Kind = tuple[LaneType, tuple[int, ...]]  # of sums; each has a job of its own

@@ -54,6 +54,16 @@ def test_a_rank_that_is_gone_is_not_expected_to_send(gone: str, expected: str) -
     assert f"job 'x' waits for rank 2: 12 chunks lack only it, {expected}" in told
 
 
+def test_a_lossy_job_names_the_rank_that_is_left_out_most() -> None:
+    ranks = (GOOD, replace(GOOD, left_out=2), replace(GOOD, left_out=1200))
+    stats = some_stats(ranks=ranks, wrote=15, completed=20_000, partial=1201)
+    told = [finding.sentence for finding in diagnose(some_status(some_job_status(stats, deadline_ms=20)))]
+    assert (
+        "job 'x' is lossy: 1,201 chunks (6 %) went out without some rank, 1,200 of them without rank 2"
+        in told
+    )
+
+
 def test_no_packet_at_all_points_at_the_port() -> None:
     stats = some_stats(ranks=(RankStats(0, None, 0),) * 3)
     (told,) = bad(some_status(some_job_status(stats)))

@@ -100,6 +100,16 @@ def test_metrics_are_the_figures_of_the_plane() -> None:
     assert names == set(VERDICTS) and len(EVENTS) == 4
 
 
+def test_a_lossy_job_has_figures_of_its_own() -> None:
+    ranks = (RankStats(9, 0.1, 0), RankStats(9, 0.1, 0, left_out=7))
+    stats = some_stats(ranks=ranks, completed=10, partial=7)
+    found = parse(render(some_status(some_job_status(stats, world=2, deadline_ms=20))))
+    assert found["job_partial_chunks_total", "job=x", "id=5"] == 7
+    assert found["rank_left_out_chunks_total", "job=x", "id=5", "rank=1"] == 7
+    exact = parse(render(some_status(some_job_status(stats, world=2))))
+    assert not [key for key in exact if key[0] == "job_partial_chunks_total"]
+
+
 def test_any_name_of_a_job_stays_inside_its_label() -> None:
     stats = some_stats(ranks=(RankStats(1, None, 0),))
     nasty = some_job_status(stats, name='a"b\\c{d}, e="f"', world=1)
