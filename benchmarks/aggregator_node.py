@@ -206,8 +206,8 @@ class Rank:
         pause_s: float,
         start_s: float,
     ) -> dict[str, Any]:
-        """Steps that compute (sleep) and sum; rank `late` pauses before each `every`-th. In a lossy job, a rank that is a whole
-        step behind takes the sum that the others have closed, and computes nothing."""
+        """Steps that compute (sleep) and sum; rank `late` pauses before each `every`-th. In a lossy job, a rank that finds the
+        others in its next step takes what they have closed, and computes nothing."""
         client, lanes = self._jobs[name]
         floats = lanes is LaneType.F32
         if floats:
@@ -222,7 +222,7 @@ class Rank:
             began_s = time.monotonic()
             if self.rank == late and step % every == every // 2:
                 time.sleep(pause_s)
-            if floats and client.ahead * LaneType.F32.elements(MTU) >= count:
+            if floats and client.ahead:
                 skipped += 1
             else:
                 time.sleep(compute_s)

@@ -336,8 +336,8 @@ class Handle:
             self._attachment.flush()
 
     def missed(self) -> bool:
-        """Whether the others have finished the next step without this rank, with `star(loss=...)`: it was late. If so the gradients are that
-        step's means, and there is nothing to compute for it: a rank that is late catches up with
+        """Whether the others are in the next step already and have left this rank out, with `star(loss=...)`: it was late. If so it has taken
+        that step's means as its gradients, and there is nothing to compute for it: a rank that is late catches up with
 
             if not handle.missed():
                 loss_of(model(x)).backward()

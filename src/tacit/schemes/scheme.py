@@ -51,7 +51,7 @@ class Scheme(ABC):
 
     @property
     def ahead(self) -> int:
-        """Between two steps: chunks (as `losses` counts them) that the others have closed already, from this rank's next one on."""
+        """Between two steps: chunks that the others have closed already, from this rank's next one on."""
         return 0
 
     @abstractmethod
