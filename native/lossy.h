@@ -1,6 +1,6 @@
 // The rule of lossy jobs: when a chunk whose sum lacks some ranks is closed all the same. User plane only,
 // since it needs a clock. src/tacit/aggregator/spec.py says the same in Python; why it is so:
-// docs/decisions/0025-bounded-loss.md.
+// docs/decisions/0026-bounded-loss.md.
 //
 // A chunk is closed as soon as it waits for nobody. It waits for a rank whose lanes are not in it, unless
 //   - that rank has sent a chunk `lossy_gap` or more later, or has said that it has sent all up to here (a

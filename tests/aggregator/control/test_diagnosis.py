@@ -155,7 +155,7 @@ def test_without_jobs_it_says_what_became_of_the_last() -> None:
 
 def test_every_verdict_is_explained_or_needs_no_explanation() -> None:
     assert set(REASON_HINTS) | set(TAKEN) == set(VERDICTS)
-    assert EVENTS == ("completed", "saturated", "abandoned")
+    assert EVENTS == ("completed", "saturated", "abandoned", "partial")
 
 
 def test_a_reading_survives_its_journey_as_json() -> None:
