@@ -17,7 +17,7 @@ _RECENT_CHUNKS = 2000  # of which a share is taken
 
 
 class Losses:
-    """What a lossy scheme has left out so far, the same on all ranks; a warning of rank 0 once it is more than was said."""
+    """What a lossy scheme has left out so far, the same on all ranks; a warning of rank 0 once it is more than was announced."""
 
     def __init__(self, said: float, world: int, rank: int) -> None:
         self._said, self._rank, self._warned = said, rank, False

@@ -13,7 +13,7 @@ from dataclasses import fields as fields_of
 from inspect import signature
 from typing import Any, Self
 
-from tacit.codecs import CODECS
+from tacit.codecs import CODECS, Exact
 from tacit.errors import ConfigError, PairingError
 from tacit.grammar import check_length, check_names, is_call, read, split, unfit, value
 from tacit.redaction import plain_secret, take_secrets
@@ -93,6 +93,11 @@ class Strategy:
         self.who.check(codec, world)
         if codec.traits.lanes is not None and world is not None:
             codec.traits.lanes.check(world)
+        if isinstance(codec, Exact) and isinstance(self.who, Star) and self.who.loss and not self.who.forgets:
+            raise PairingError(
+                f"{codec} with loss={self.who.loss}: exact steps go past the codec's memory, so what is left out of them is lost; write "
+                f"'{codec.inner}', or star(..., forgets=True)"
+            )
 
     @classmethod
     def parse(cls, text: "str | Strategy") -> Self:

@@ -107,6 +107,11 @@ def test_what_is_not_finite_stays_so_and_harms_no_other_chunk():
         ("every / ef(thc) / star(loss=0.01)", PairingError, r"integers in a common scale.*leave loss= out"),
         ("every / lowrank(2, p=none, q=none, rest=none) / star(loss=0.01)", PairingError, r"leave loss= out"),
         ("local(4) / ef(bf16) / star(loss=0.01)", PairingError, r"merges models"),
+        (
+            "every / exact(ef(bf16), until=9) / star(loss=0.01)",
+            PairingError,
+            r"exact steps go past.*'ef\(bf16\)'",
+        ),
         ("every / ef(bf16) / star(loss=1)", ConfigError, r"loss=1: the share"),
         ("every / ef(bf16) / star(loss=True)", ConfigError, r"loss=True: the share"),
         ("every / ef(bf16) / star(loss=0.1, deadline_ms=0)", ConfigError, r"deadline_ms=0: 1 to 60000"),

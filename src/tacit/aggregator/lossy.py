@@ -2,7 +2,7 @@
 
 A chunk is closed as soon as it waits for nobody. It waits for a rank that is not in it, unless
 
-- that rank has sent a chunk LOSSY_GAP or more later, or has said (SETTLE) that it has sent all up to here: its packet is lost;
+- that rank has sent a chunk LOSSY_GAP or more later, or has reported (SETTLE) that it has sent all up to here: its packet is lost;
 - or the rank is absent: a chunk was open for the deadline without it. It is back once its packet of some chunk, closed or not,
   comes within the deadline after the first rank's.
 
@@ -30,7 +30,7 @@ class Lossy:
     slots: int
     deadline_ns: int
     newest: list[int] = field(default_factory=list)  # chunk that each rank has sent
-    passed: list[int] = field(default_factory=list)  # up to which each has said that it has sent all
+    passed: list[int] = field(default_factory=list)  # up to which each has reported that it has sent all
     absent: set[int] = field(default_factory=set)
     left_out: list[int] = field(default_factory=list)  # chunks that were closed without each
 
@@ -57,8 +57,8 @@ class Lossy:
         """Chunks that no longer wait for the rank, now that it has sent this one."""
         return [(each - LOSSY_GAP) % CHUNKS for each in self._advance(self.newest, rank, chunk)]
 
-    def said(self, rank: int, chunk: int) -> list[int]:
-        """The same, now that it has said that it has sent all up to this one."""
+    def reported(self, rank: int, chunk: int) -> list[int]:
+        """The same, now that it has reported that it has sent all up to this one."""
         return self._advance(self.passed, rank, chunk)
 
     def _advance(self, at: list[int], rank: int, chunk: int) -> list[int]:

@@ -12,7 +12,7 @@ A plane may itself be a rank at another one, its parent. A cell whose ranks are 
 data, and again with each duplicate. The parent's result replaces the sum, completes the cell and goes to all ranks.
 
 A lossy job has a deadline: its chunks are closed without ranks whose packets are lost or late, and all ranks get what was closed. When,
-lossy.py says. It needs a clock: `receive` is told the time, and `expire` is called now and then.
+lossy.py specifies. It needs a clock: `receive` takes the time, and `expire` is called now and then.
 
 ROWS are passed on as they are, from one member of a job to another: no slot, no sum, nothing longer than what came.
 """
@@ -363,7 +363,7 @@ class Plane:
             answers.append((_result(job, cell, header), job.members[header.rank]))
         elif cell.done and verdict != "passed":
             answers += self._close(job, lossy, cell, header.rank)
-        gone = (lossy.sent if data else lossy.said)(header.rank, header.chunk)
+        gone = (lossy.sent if data else lossy.reported)(header.rank, header.chunk)
         for chunk in [*gone, *([header.chunk] if data else [])]:
             if (found := self._cell(job, chunk)).chunk == chunk:
                 answers += self._close_unless_it_waits(job, lossy, found, header.rank)

@@ -277,11 +277,15 @@ class DdpAttachment:
         parameters = {self._name_of[id(p)]: p for p in ddp.parameters() if id(p) in self._name_of}
         parameters = {name: p for name, p in parameters.items() if name in self._backward.numels}
         zeroed(parameters.values())
+        # in the memory order of the parameters, as DDP lays gradients out
+        means = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self._guard.begin()
         for name, parameter in parameters.items():
-            assert parameter.grad is not None
-            self._backward.arrive(name, parameter.grad.view(-1))
+            self._backward.arrive(name, means[name].as_strided((parameter.numel(),), (1,)))
         self._finish()
+        for name, parameter in parameters.items():
+            assert parameter.grad is not None
+            parameter.grad.copy_(means[name])
         return True
 
     def flush(self) -> None:

@@ -343,7 +343,10 @@ class Handle:
                 loss_of(model(x)).backward()
             optimizer.step()
 
-        A rank that never asks is never wrong, but stays as far behind as it is, and what it computes is sent later. Elsewhere it is False.
+        A rank that never asks is never wrong, but stays as far behind as it is, and what it computes is sent later.
+
+        Returns:
+            True where this step needs no computing; False without `star(loss=...)`.
 
         Raises:
             TransportError: The exchange has ended.

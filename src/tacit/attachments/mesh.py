@@ -101,7 +101,7 @@ def mesh_backend(
 
 
 def _looks_at_shapes(codec: Codec) -> bool:
-    """Whether it sends something else for a matrix than for a vector of as many numbers; some matrices tell, where others happen to agree."""
+    """Whether it sends something else for a matrix than for a vector of as many numbers; some matrices show it, where others happen to agree."""
     matrices = [Layout.of({"x": shape}) for shape in _SHAPES]
     return any(
         declared_nbytes(codec, own) != declared_nbytes(codec, Layout.flat(own.numel)) for own in matrices

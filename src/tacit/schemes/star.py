@@ -13,7 +13,7 @@ Bytes that leave a rank: its payload once, whatever the world. What the aggregat
   first; what rounding takes from a rank's payload goes to its memory (`lost`).
 
 **Bounded loss.** `star(loss=0.01)` does not wait for what is lost or late: a chunk is closed without ranks whose packets are missing, and all
-ranks get what was closed. Floats are then added as floats, in order of arrival, so no exponent need be agreed; schemes/presence.py says who
+ranks get what was closed. Floats are then added as floats, in order of arrival, so no exponent need be agreed; schemes/presence.py reports who
 is in, and what becomes of the rest; aggregator/lossy.py, when a chunk is closed. Never on unless `loss` is given.
 
 Ranks with the same address have the same aggregator; where addresses differ (a rack each), those aggregators must have one above them.
