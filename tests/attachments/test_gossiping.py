@@ -571,7 +571,7 @@ def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_
         workers[2].process.communicate()
         workers[2] = Worker(2, store.address[1], tmp_path, life=2)
         assert workers[2].line().startswith("attached")
-        _await(lambda: _met(tmp_path / "2-2.jsonl") >= 2)  # it meets again
+        _await(lambda: _met(tmp_path / "2-2.jsonl") >= 60)  # it meets again, and they learn
         (tmp_path / "stop").touch()
         told = [json.loads(worker.end()) for worker in workers]
     finally:
@@ -580,7 +580,7 @@ def test_a_killed_rank_is_missed_by_nobody_and_comes_back_with_a_live_model(tmp_
             worker.process.wait()
         store.close()
     assert len({report["sum"] for report in told}) == 1  # the same bits on all four
-    assert all(report["loss"] < 0.9 for report in told)
+    assert all(report["loss"] < 0.9 for report in told), told
 
 
 def test_one_that_dies_while_the_others_wait_for_it_comes_back_to_their_model_and_their_merge(tmp_path):

@@ -32,7 +32,7 @@ def test_nothing_from_the_network_reads_or_writes_out_of_bounds(tmp_path):
         "ASAN_OPTIONS": "detect_leaks=0",
     }
     run = subprocess.run(
-        [ROOT / "fuzz" / "run", "200000", "1"], env=environment, capture_output=True, text=True, timeout=280
+        [ROOT / "fuzz" / "run", "200000", "3"], env=environment, capture_output=True, text=True, timeout=280
     )
     assert run.returncode == 0, run.stderr[-4000:]
     counts = {name: int(count) for name, count in (line.split() for line in run.stdout.splitlines()[1:])}
