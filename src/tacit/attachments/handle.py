@@ -274,9 +274,7 @@ class Handle:
     def _log_scalars(self) -> None:
         try:
             self._log(self.stats.scalars(), step=self.step)
-        except (
-            Exception
-        ) as cause:  # whatever a dashboard raises: a service that is away must not end a training
+        except Exception as cause:  # whatever it raises: a service that is away must not end a training
             if not self._log_failed:
                 self._log_failed = True
                 warnings.warn(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PairingError
-from tacit.requests import Codec, Dense, Request, Sum, TableSum, Total
-from tacit.schemes.scheme import Scheme
+from tacit.requests import Codec, Dense, Max, Request, Sum, TableSum, Total
+from tacit.schemes.scheme import Scheme, start_max
 from tacit.transports import Wire
 
 
@@ -32,10 +32,13 @@ class AllReduce(Scheme):
             )
 
     def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
-        if not isinstance(request, Sum) or request.payload.numel == 0:
-            return Scheme.start(self, wire, request, seed)
         with wire.purpose(type(request).__name__):
-            return self._start_sum(wire, request)
+            match request:
+                case Sum() if request.payload.numel:
+                    return self._start_sum(wire, request)
+                case Max() if request.value.numel():
+                    return start_max(wire, request.value)
+        return Scheme.start(self, wire, request, seed)
 
     def sum(self, wire: Wire, request: Sum, seed: int) -> Total:
         return self._start_sum(wire, request)()

@@ -103,9 +103,6 @@ class Scheme(ABC):
 
     def start(self, wire: Wire, request: Request, seed: int) -> Callable[[], Any]:
         """Begins to answer a request, and returns what waits for the answer. All ranks begin in one order; most schemes have it by then."""
-        if isinstance(request, Max) and request.value.numel():
-            with wire.purpose(type(request).__name__):
-                return wire.start_all_reduce(_ordered(request.value), dist.ReduceOp.MAX)
         answer = self.answer(wire, request, seed)
         return lambda: answer
 
@@ -181,11 +178,13 @@ class Channel:
 
 def max_over_ranks(wire: Wire, value: Tensor) -> Tensor:
     """The element-wise maximum; NaN counts as infinity."""
-    return wire.all_reduce(_ordered(value), dist.ReduceOp.MAX)
+    return start_max(wire, value)()
 
 
-def _ordered(value: Tensor) -> Tensor:
-    return value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+def start_max(wire: Wire, value: Tensor) -> Callable[[], Tensor]:
+    """The same, begun: returns what waits for it."""
+    ordered = value.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    return wire.start_all_reduce(ordered, dist.ReduceOp.MAX)
 
 
 def _gather(wire: Wire, request: Gather) -> list[Tensor]:
